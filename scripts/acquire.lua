@@ -1,0 +1,75 @@
+-- Takes a school's lock.
+--
+-- KEYS[1]  lock hash
+-- ARGV[1]  owner: instance id, for people and for the answer to others
+-- ARGV[2]  acquisition: id made by the caller for this attempt to take the lock
+-- ARGV[3]  lease in ms, above 0
+-- ARGV[4]  expected time to complete in ms, kept for people and for the answer to others
+-- ARGV[5]  not-after: ms since the epoch by this server's clock
+--
+-- Returns  {"OK", now_ms, lease_ms}                          taken
+--          {"OK_AGAIN", now_ms, pttl_ms}                     this acquisition has it already; nothing changed
+--          {"BUSY", now_ms, pttl_ms, owner, etc_ms}          another has it
+--          {"STALE", now_ms}                                 asked too late; nothing changed
+--
+-- Atomic because look and take are one step: two replicas never both see a free
+-- lock. A repeat is harmless: the same acquisition gets the same answer and the
+-- lease is not touched. A packet that comes late, after its sender gave up and
+-- released, is refused by not-after; it is the one absolute time that crosses,
+-- and it is this server's own, which the caller knows from an earlier answer.
+-- One key, so that it goes on working while a cluster moves the slot.
+local t = redis.call('TIME')
+local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+
+local function rfc3339(ms)
+  local sec = math.floor(ms / 1000)
+  local days = math.floor(sec / 86400)
+  local rest = sec - days * 86400
+  local z = days + 719468
+  local era = math.floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local mp = math.floor((5 * doy + 2) / 153)
+  local day = doy - math.floor((153 * mp + 2) / 5) + 1
+  local month = mp < 10 and mp + 3 or mp - 9
+  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+  return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%03dZ', year, month, day,
+    math.floor(rest / 3600), math.floor(rest / 60) % 60, rest % 60, ms - sec * 1000)
+end
+
+local lock = KEYS[1]
+local owner, acq = ARGV[1], ARGV[2]
+local lease, etc, not_after = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+if not owner or owner == '' or not acq or acq == '' then
+  return redis.error_reply('ERR acquire: owner and acquisition must not be empty')
+end
+-- PEXPIRE with 0 or less would delete the key and answer success.
+if not lease or lease < 1 or not etc or not not_after then
+  return redis.error_reply('ERR acquire: lease must be above 0, etc and not-after must be numbers')
+end
+
+if now > not_after then
+  return {'STALE', now}
+end
+
+local held = redis.call('HMGET', lock, 'acq', 'owner', 'etc_ms')
+if held[1] == acq then
+  return {'OK_AGAIN', now, redis.call('PTTL', lock)}
+end
+if redis.call('EXISTS', lock) == 1 then
+  local pttl = redis.call('PTTL', lock)
+  if pttl < 0 then
+    -- No script makes a lock without an end. Somebody's hand did, and without
+    -- this nobody could ever take the school again.
+    redis.call('PEXPIRE', lock, lease)
+    pttl = lease
+  end
+  return {'BUSY', now, pttl, held[2] or '', tonumber(held[3]) or 0}
+end
+
+redis.call('HSET', lock, 'owner', owner, 'acq', acq, 'fence', '0',
+  'acquired_at', rfc3339(now), 'expires_at', rfc3339(now + lease),
+  'etc_ms', ARGV[4], 'renewals', '0', 'batch', '')
+redis.call('PEXPIRE', lock, lease)
+return {'OK', now, lease}

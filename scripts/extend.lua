@@ -1,0 +1,57 @@
+-- Extends the lease of a lock that this acquisition holds.
+--
+-- KEYS[1]  lock hash
+-- ARGV[1]  acquisition
+-- ARGV[2]  lease in ms from now, above 0
+-- ARGV[3]  renewal: 1, 2, 3 … by the caller's count, for people
+--
+-- Returns  {"OK", now_ms, pttl_ms}    at least the lease is left
+--          {"LOST", now_ms, owner}    it is another's (owner) or gone (owner empty); nothing changed
+--
+-- Atomic because owner check and PEXPIRE are one step. It never creates: a lock
+-- that is gone may have been another's in between. It never shortens: a late
+-- repeat with an older, smaller lease leaves the longer one. A repeat while the
+-- lock is held lengthens its TTL (and expires_at, which is the TTL in words) and
+-- nothing else, since renewals keeps the greatest count; after a release or for
+-- another's lock it finds nothing to do.
+local t = redis.call('TIME')
+local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+
+local function rfc3339(ms)
+  local sec = math.floor(ms / 1000)
+  local days = math.floor(sec / 86400)
+  local rest = sec - days * 86400
+  local z = days + 719468
+  local era = math.floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local mp = math.floor((5 * doy + 2) / 153)
+  local day = doy - math.floor((153 * mp + 2) / 5) + 1
+  local month = mp < 10 and mp + 3 or mp - 9
+  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+  return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%03dZ', year, month, day,
+    math.floor(rest / 3600), math.floor(rest / 60) % 60, rest % 60, ms - sec * 1000)
+end
+
+local lock, acq = KEYS[1], ARGV[1]
+local lease, renewal = tonumber(ARGV[2]), tonumber(ARGV[3])
+-- PEXPIRE with 0 or less would delete the key and answer success.
+if not acq or acq == '' or not lease or lease < 1 or not renewal then
+  return redis.error_reply('ERR extend: acquisition must not be empty, lease must be above 0, renewal a number')
+end
+
+local held = redis.call('HMGET', lock, 'acq', 'owner', 'renewals')
+if held[1] ~= acq then
+  return {'LOST', now, held[2] or ''}
+end
+if renewal > (tonumber(held[3]) or 0) then
+  redis.call('HSET', lock, 'renewals', ARGV[3])
+end
+local pttl = redis.call('PTTL', lock)
+if pttl < lease then
+  redis.call('PEXPIRE', lock, lease)
+  redis.call('HSET', lock, 'expires_at', rfc3339(now + lease))
+  pttl = lease
+end
+return {'OK', now, pttl}
