@@ -1,6 +1,14 @@
 package school
 
-import "time"
+import (
+	"errors"
+	"time"
+)
+
+// ErrReservationUnknown answers a Settlement whose reservation the arbiter does
+// not have: it lost data, or the reservation is of long ago. Nothing changed;
+// the ledger, which has the attempts already, is what counts.
+var ErrReservationUnknown = errors.New("reservation unknown to the arbiter")
 
 // Rule is the sending rule as it applies to one school: at most Limit attempts,
 // then Rest without any (R1). Version grows with each change of the school's
@@ -31,7 +39,7 @@ type Reservation struct {
 	Want        int           // at least 1
 	Longest     time.Duration // B: the longest that the batch can take, from before this call to the end of its send
 	Margin      time.Duration // the lease must outlast Longest by this much
-	Floor       Ledger        // what the caller knows for certain; Redis showing less has lost data
+	Floor       Ledger        // what the ledger holds now, withdrawn claims taken off; Redis showing less has lost data
 	Rule        Rule
 }
 
@@ -57,6 +65,12 @@ type Grant struct {
 	Wait      time.Duration // with Resting: how long
 	Opened    bool          // this grant opened a new cycle
 	RestedFor time.Duration // with Opened after a rest: from the end of the call that filled the last cycle to now
+	Rule      Rule          // with Granted and Resting: limit and rest in force in this cycle, which a raise joins only with the next one
+
+	// ClockJumped says with NeedRebuild that the rest lies further ahead than it
+	// can: the clock went back. Reconcile only ever raises and would not help;
+	// Rebuild does, and is right for either kind of NeedRebuild.
+	ClockJumped bool
 }
 
 // Settlement tells what became of a reservation. Attempted counts every message
