@@ -1,0 +1,92 @@
+package local
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if kind := os.Getenv(ownerEnv); kind != "" {
+		own(kind)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// bounded is a test's context with a deadline, so that nothing hangs.
+func bounded(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually polls until the condition holds.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !condition() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// gone reports that a process does not run any more; a zombie does not.
+func gone(pid int) bool {
+	st, err := readStat(pid)
+	return err != nil || st.state == 'Z'
+}
+
+func noFolder(dir string) bool {
+	_, err := os.Lstat(dir)
+	return os.IsNotExist(err)
+}
+
+func TestFreePortLiesBelowOutgoingConnections(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	require.NoError(t, err)
+	t.Logf("range of outgoing connections: %s", b)
+	for range 50 {
+		port, err := FreePort()
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, port, lowestPort)
+		require.Less(t, port, firstEphemeralPort())
+	}
+	port, err := freePort(busOffset)
+	require.NoError(t, err)
+	require.Less(t, port+busOffset, firstEphemeralPort())
+}
+
+func TestLaunchOfMissingProgramFails(t *testing.T) {
+	t.Parallel()
+	dir, g, err := guardedFolder(t.TempDir(), "missing")
+	require.NoError(t, err)
+	_, err = launch(command{path: "/nowhere/program"}, g)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.NoError(t, g.release())
+	require.True(t, noFolder(dir))
+}
+
+func TestMissingServersNameTheirPackage(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	_, err := StartRedis(bounded(t), RedisConfig{})
+	require.ErrorContains(t, err, "Debian package redis-server")
+}
+
+func TestReadStatTakesAnyProgramName(t *testing.T) {
+	t.Parallel()
+	st, err := readStat(os.Getpid())
+	require.NoError(t, err)
+	require.Equal(t, os.Getppid(), st.parent)
+	require.NotZero(t, st.born)
+	_, err = os.Stat("/proc/" + strconv.Itoa(os.Getpid()))
+	require.NoError(t, err)
+}
