@@ -234,7 +234,16 @@ func (p *Postgres) CreateDatabase(ctx context.Context, name string) (string, err
 // CloneDatabase makes a database as a copy of another, to which nobody may be
 // connected, and returns its URL.
 func (p *Postgres) CloneDatabase(ctx context.Context, name, template string) (string, error) {
-	err := p.exec(ctx, "CREATE DATABASE "+quote(name)+" TEMPLATE "+quote(template))
+	err := p.exec(ctx, func(c *pgconn.PgConn) string {
+		sql := "CREATE DATABASE " + quote(name) + " TEMPLATE " + quote(template)
+		// Since version 15 a copy goes through the log by default: 370 ms
+		// against 100 ms by files, which only needs the two checkpoints that
+		// cost nothing without fsync.
+		if p.cfg.Fast && majorVersion(c) >= 15 {
+			sql += " STRATEGY file_copy"
+		}
+		return sql
+	})
 	if err != nil {
 		return "", fmt.Errorf("create database %s: %w", name, err)
 	}
@@ -244,14 +253,22 @@ func (p *Postgres) CloneDatabase(ctx context.Context, name, template string) (st
 // DropDatabase removes a database and ends the sessions in it. A database that
 // does not exist is no error.
 func (p *Postgres) DropDatabase(ctx context.Context, name string) error {
-	err := p.exec(ctx, "DROP DATABASE IF EXISTS "+quote(name)+" WITH (FORCE)")
+	err := p.exec(ctx, func(*pgconn.PgConn) string {
+		return "DROP DATABASE IF EXISTS " + quote(name) + " WITH (FORCE)"
+	})
 	if err != nil {
 		return fmt.Errorf("drop database %s: %w", name, err)
 	}
 	return nil
 }
 
-func (p *Postgres) exec(ctx context.Context, sql string) (err error) {
+func majorVersion(c *pgconn.PgConn) int {
+	major, _, _ := strings.Cut(c.ParameterStatus("server_version"), ".")
+	n, _ := strconv.Atoi(major)
+	return n
+}
+
+func (p *Postgres) exec(ctx context.Context, sql func(*pgconn.PgConn) string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	conn, err := pgconn.Connect(ctx, p.URL("postgres"))
@@ -259,7 +276,7 @@ func (p *Postgres) exec(ctx context.Context, sql string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close(ctx)) }()
-	_, err = conn.Exec(ctx, sql).ReadAll()
+	_, err = conn.Exec(ctx, sql(conn)).ReadAll()
 	return err
 }
 
