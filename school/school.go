@@ -22,11 +22,14 @@ import (
 
 // Sizes that are limits of the product, not settings.
 const (
+	MaxID         = 64        // characters of a school's id or a sender's name
 	MaxToken      = 4096      // bytes of a device token
 	MaxRef        = 255       // characters of a recipient's ref
 	MaxRecipients = 1_000_000 // recipients of one notice
 	MaxPayload    = 4096      // bytes of title, body and data together: FCM's own limit
 	MaxKey        = 255       // characters of an idempotency key (R27)
+	MaxName       = 255       // characters of a school's name
+	MaxLink       = 2048      // bytes of an image's or a link's address
 )
 
 var idPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
@@ -46,6 +49,9 @@ var (
 	ErrTakenOver     = errors.New("batch was taken over by a newer owner")                  // R13
 	ErrCommitUnknown = errors.New("commit unknown: the connection broke before the answer") // nothing may be sent
 	ErrUnavailable   = errors.New("unavailable")                                            // store or arbiter not reachable
+
+	// ErrIdempotencyMismatch says that the key was used before with another request (R27).
+	ErrIdempotencyMismatch = errors.New("idempotency key was used before with another request")
 )
 
 // FieldError is bad input: it names the field as the caller wrote it and says

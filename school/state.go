@@ -83,6 +83,10 @@ const MaxOrphanings = 10
 // MaxRetryAfter bounds how long a receiver's Retry-After is believed (R33).
 const MaxRetryAfter = time.Hour
 
+// MaxRetryWait bounds what the schedule's doubling comes to, before jitter, so
+// that a policy with many retries neither overflows nor waits for years.
+const MaxRetryWait = 24 * time.Hour
+
 // RetryPolicy is the schedule of R33: wait Base × 2^retries, at most Max
 // retries after the first attempt.
 type RetryPolicy struct {
@@ -155,7 +159,7 @@ func Next(s Standing, e Event, p RetryPolicy) (Change, error) {
 		}
 		return again(c, e, 0), nil
 	case Misconfigured, NotSent:
-		return again(c, e, lengthen(max(p.Base/12, e.RetryAfter), e.Jitter)), nil
+		return again(c, e, lengthen(max(p.Base/12, min(e.RetryAfter, MaxRetryAfter)), e.Jitter)), nil
 	}
 	return Change{}, fmt.Errorf("recipient in state %s: unknown outcome %d", s.State, int(e.Outcome))
 }
@@ -169,9 +173,13 @@ func retry(c Change, e Event, p RetryPolicy) Change {
 		}
 		return c
 	}
-	wait := p.Base << c.Retries
+	doublings := c.Retries
 	if e.Outcome == Throttled {
-		wait *= 2
+		doublings++
+	}
+	wait := MaxRetryWait
+	if p.Base < MaxRetryWait>>doublings { // compared this way round, nothing overflows
+		wait = p.Base << doublings
 	}
 	wait = max(wait, min(e.RetryAfter, MaxRetryAfter))
 	c.Retries++

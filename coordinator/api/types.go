@@ -1,0 +1,213 @@
+// Package api is the HTTP API as values: the JSON of requests and answers, the
+// error codes, and a client. The server in package web writes these types, so
+// what a Go program reads is what was meant.
+//
+// It imports nothing else of the project and holds no rule: which values are
+// right is the server's to say, with an [Error] that names the field.
+//
+// Ids are strings, times RFC 3339, durations seconds with a fraction.
+package api
+
+import "time"
+
+// NoticeRequest is a message of one school to many devices: the body of POST
+// /v1/notices, or the first line of an NDJSON upload (without Recipients then).
+type NoticeRequest struct {
+	School      string            `json:"school"`
+	Title       string            `json:"title"`
+	Body        string            `json:"body,omitempty"`
+	Data        map[string]string `json:"data,omitempty"`
+	Image       string            `json:"image,omitempty"` // absolute http(s) address
+	Link        string            `json:"link,omitempty"`  // absolute http(s) address, opened by a tap
+	Recipients  []Recipient       `json:"recipients,omitempty"`
+	Priority    string            `json:"priority,omitempty"` // normal
+	ScheduledAt *time.Time        `json:"scheduled_at,omitempty"`
+	ExpiresAt   *time.Time        `json:"expires_at,omitempty"`
+	Delivery    string            `json:"delivery,omitempty"` // at_least_once (default), at_most_once
+}
+
+// Recipient is one device.
+type Recipient struct {
+	Token   string            `json:"token"`
+	Ref     string            `json:"ref,omitempty"`     // the application's own name for it
+	Enabled *bool             `json:"enabled,omitempty"` // false: notifications are off
+	Badge   *int              `json:"badge,omitempty"`
+	Data    map[string]string `json:"data,omitempty"` // merged over the notice's
+}
+
+// Accepted answers a notice: it is committed.
+type Accepted struct {
+	ID     string `json:"id"`
+	School string `json:"school"`
+	Status string `json:"status"`
+	Total  int    `json:"total"`
+}
+
+// Counts say what became of a notice's recipients. They are disjoint and add
+// up to Total. Success means accepted by FCM or the relay; whether a device
+// showed it is not known.
+type Counts struct {
+	Total         int     `json:"total"`
+	Waiting       int     `json:"waiting"`
+	InProgress    int     `json:"in_progress"`
+	Success       int     `json:"success"`       // accepted at the first attempt
+	Fail          int     `json:"fail"`          // the device was gone at the first attempt
+	RetrySuccess  int     `json:"retry_success"` // accepted at a later one
+	RetryFail     int     `json:"retry_fail"`    // gone at a later one
+	RetryPending  int     `json:"retry_pending"`
+	PermanentFail int     `json:"permanent_fail"`
+	Skipped       Skipped `json:"skipped"`
+}
+
+// Skipped counts recipients that were never handed over, by reason.
+type Skipped struct {
+	Disabled   int `json:"disabled"`
+	Cancelled  int `json:"cancelled"`
+	Expired    int `json:"expired"`
+	Duplicate  int `json:"duplicate"`
+	NotAllowed int `json:"not_allowed"`
+}
+
+// Notice is a notice with what became of it so far.
+type Notice struct {
+	ID     string `json:"id"`
+	School string `json:"school"`
+	Status string `json:"status"` // PENDING, IN_PROGRESS, COMPLETED, CANCELLED
+	Counts
+
+	Title       string            `json:"title"`
+	Body        string            `json:"body,omitempty"` // absent in lists
+	Data        map[string]string `json:"data,omitempty"` // absent in lists
+	Image       string            `json:"image,omitempty"`
+	Link        string            `json:"link,omitempty"`
+	Priority    string            `json:"priority"`
+	Delivery    string            `json:"delivery"`
+	CreatedAt   time.Time         `json:"created_at"`
+	ScheduledAt *time.Time        `json:"scheduled_at,omitempty"`
+	ExpiresAt   *time.Time        `json:"expires_at,omitempty"`
+	FirstSendAt *time.Time        `json:"first_send_at,omitempty"`
+	LastSendAt  *time.Time        `json:"last_send_at,omitempty"`
+	EndedAt     *time.Time        `json:"ended_at,omitempty"`
+	// ExpectedEndAt is when the school's sending rule lets the last recipient
+	// go, if all that waits at the school now goes before it. Absent where
+	// nothing waits, the school is paused, or in lists.
+	ExpectedEndAt *time.Time `json:"expected_end_at,omitempty"`
+}
+
+// RecipientStatus is one recipient of a notice as people look at it.
+type RecipientStatus struct {
+	Seq       int        `json:"seq"`
+	Ref       string     `json:"ref"`
+	MessageID string     `json:"message_id"`
+	Token     string     `json:"token"` // shortened
+	State     string     `json:"state"` // PENDING, IN_PROGRESS, SUCCESS, FAIL, RETRY_PENDING, PERMANENT_FAIL, SKIPPED
+	Attempts  int        `json:"attempts"`
+	ErrorCode string     `json:"error_code"`
+	Reason    string     `json:"reason"`
+	NextTryAt *time.Time `json:"next_try_at"`
+}
+
+// SchoolChange is the body of PUT /v1/schools/{id}; absent fields stay.
+type SchoolChange struct {
+	Name        *string  `json:"name,omitempty"`
+	Sender      *string  `json:"sender,omitempty"` // empty: the deployment's default
+	Limit       *int     `json:"limit,omitempty"`  // attempts per cycle
+	RestSeconds *float64 `json:"rest_seconds,omitempty"`
+}
+
+// SchoolState is what a school is doing.
+type SchoolState string
+
+const (
+	Paused          SchoolState = "paused"            // by an operator
+	Resting         SchoolState = "resting"           // its cycle is full, the rest runs
+	Sending         SchoolState = "sending"           // a replica holds its lock
+	WaitingForSlot  SchoolState = "waiting_for_slot"  // has due work, no lock, no rest
+	WaitingForRetry SchoolState = "waiting_for_retry" // all that is left waits for its retry's time
+	Idle            SchoolState = "idle"
+)
+
+// School is a school with its quota, lock and backlog.
+type School struct {
+	ID          string      `json:"id"`
+	Name        string      `json:"name"`
+	Sender      string      `json:"sender"` // empty: the deployment's default
+	State       SchoolState `json:"state"`
+	Limit       int         `json:"limit"` // its own or the deployment's
+	RestSeconds float64     `json:"rest_seconds"`
+
+	Attempted      int        `json:"attempted"` // in this cycle
+	Cycle          int64      `json:"cycle"`
+	NextEligibleAt *time.Time `json:"next_eligible_at"` // null: may send
+	RestingSeconds float64    `json:"resting_seconds"`
+	Lock           *Lock      `json:"lock"` // null: nobody holds it
+
+	Waiting              int     `json:"waiting"` // due for their first attempt
+	InProgress           int     `json:"in_progress"`
+	RetryDue             int     `json:"retry_due"`
+	RetryWaiting         int     `json:"retry_waiting"`
+	Scheduled            int     `json:"scheduled"` // of notices whose time has not come
+	OldestWaitingSeconds float64 `json:"oldest_waiting_seconds"`
+
+	// Degraded: Redis could not be asked; quota and rest are the database's,
+	// who holds the lock is not known.
+	Degraded  bool      `json:"degraded,omitempty"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// Lock says who holds a school.
+type Lock struct {
+	Owner            string  `json:"owner"` // instance id
+	Fence            int64   `json:"fence"`
+	ExpiresInSeconds float64 `json:"expires_in_seconds"` // unless it is extended
+}
+
+// Cluster is the replicas and the senders.
+type Cluster struct {
+	Replicas []Replica `json:"replicas"`
+	Senders  []Sender  `json:"senders"`
+	// Degraded: Redis could not be asked; only the answering replica is listed.
+	Degraded bool `json:"degraded,omitempty"`
+}
+
+// Replica is one living replica.
+type Replica struct {
+	Instance      string    `json:"instance"`
+	Version       string    `json:"version"`
+	Address       string    `json:"address,omitempty"`
+	Since         time.Time `json:"since"`
+	SchoolsHeld   int       `json:"schools_held"`
+	RatePerSecond float64   `json:"rate_per_second"` // messages handed over lately
+	Self          bool      `json:"self,omitempty"`  // the one that answered
+}
+
+// Sender is one configured sender as the answering replica sees it.
+type Sender struct {
+	Name          string  `json:"name"`
+	Kind          string  `json:"kind"`            // fcm, relay, log
+	State         string  `json:"state"`           // running, stopped
+	Reason        string  `json:"reason"`          // why it is stopped; empty otherwise
+	RatePerMinute int     `json:"rate_per_minute"` // its cluster-wide limit; 0: none
+	RatePerSecond float64 `json:"rate_per_second"` // messages handed over lately
+}
+
+// List is one page of a list. An empty Next ends it.
+type List[T any] struct {
+	Items []T    `json:"items"`
+	Next  string `json:"next"`
+}
+
+// Ready is the body of /readyz.
+type Ready struct {
+	Ready    bool              `json:"ready"`
+	Draining bool              `json:"draining,omitempty"`
+	Checks   map[string]string `json:"checks"`   // name of a part: "ok" or what is wrong
+	Degraded []string          `json:"degraded"` // parts whose absence costs something, but not readiness
+}
+
+// Version is the body of /version.
+type Version struct {
+	Version string `json:"version"`
+	Commit  string `json:"commit"`
+	Go      string `json:"go"`
+}
