@@ -14,6 +14,10 @@ import (
 // A method fails with school.ErrUnavailable where the store could not be
 // reached and nothing was changed.
 type Queue interface {
+	// Ping says whether the store answers now. A replica takes a school only
+	// while it does.
+	Ping(ctx context.Context) error
+
 	// Due lists the schools that have work: a due notice with recipients beyond
 	// its frontier, a due retry, an unsettled batch past its send deadline; and
 	// those whose earliest work comes within horizon. Paused schools are left out.

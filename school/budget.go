@@ -94,4 +94,8 @@ type Peek struct {
 	Owner     string
 	Fence     int64
 	LeaseLeft time.Duration
+
+	// Orphaned: a reservation is open whose deadline has passed. Its owner died,
+	// and its recipients wait for a successor even while the school rests.
+	Orphaned bool
 }

@@ -1,0 +1,505 @@
+// Package coordinator is the scheduler of one replica: it decides which school
+// is looked at next, runs a school's turn under its lock, and sees to it that
+// every recipient of a claimed batch gets its outcome recorded.
+//
+// It holds no truth. What is to be sent and what became of it is the store's
+// (Queue); who may work on a school and how much it may send is the arbiter's
+// (Holder, Budget); a replica that dies at any instruction leaves nothing that
+// another cannot finish. It knows nothing of SQL, Redis or HTTP and reaches
+// them through the interfaces in ports.go.
+//
+// Invariants kept here: nothing is handed to a sender before its claim has
+// committed; no send starts after the lease's local end or the batch's own; a
+// school's next batch is not claimed before the last one is recorded; a resting
+// or waiting school holds no goroutine, lock, connection or slot. DESIGN.md
+// tells the order of one turn and why it is that order.
+package coordinator
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"schoolbell/school"
+)
+
+// ErrStopping is the cause with which turns end when the replica stops.
+var ErrStopping = errors.New("replica is stopping")
+
+// Config is what an operator may tune. Zero fields take the defaults named.
+type Config struct {
+	Instance string // this replica's id; required
+
+	Page  int // recipients read at once (1000)
+	Batch int // messages a send at most (200)
+	Slots int // schools worked on at once (64)
+
+	Limit    int           // attempts a cycle where the school has no limit of its own (5000)
+	Rest     time.Duration // rest where the school has none of its own (180 s)
+	Headroom int           // kept below every limit (0)
+
+	ClaimTimeout time.Duration // W: from before the reservation until the claim has committed (4 s)
+	RecordGrace  time.Duration // G: on top of the batch's end, before a successor may take it over (2 s)
+	ETC          time.Duration // first expectation of a batch's time, and bounds of what is learned
+	ETCLeast     time.Duration
+	ETCMost      time.Duration
+
+	Pace        time.Duration // wait between a school's batches (0)
+	Horizon     time.Duration // how far ahead the tick looks for work that is not due yet (20 s)
+	StopTimeout time.Duration // from the stop until results that cannot be recorded are given up (45 s)
+	Retry       school.RetryPolicy
+
+	DefaultSender string // of schools that name none; required
+}
+
+const (
+	yieldBatches   = 5               // a turn gives its slot up after so many batches
+	yieldAfter     = 2 * time.Second // or after so long, when another school waits
+	preferredLead  = 30 * time.Millisecond
+	storeFresh     = 2 * time.Second // a school is taken only while the store answered within it
+	backoffFirst   = 500 * time.Millisecond
+	backoffMost    = 30 * time.Second
+	storeTimeout   = 5 * time.Second // of one call to the store outside a claim
+	arbiterTimeout = 3 * time.Second // of one call to the arbiter outside a claim
+	expireSteps    = 200             // notices closed at one tick
+	wakeBuffer     = 1024
+)
+
+func (c *Config) complete() error {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	defInt := func(n *int, v int) {
+		if *n == 0 {
+			*n = v
+		}
+	}
+	defInt(&c.Page, 1000)
+	defInt(&c.Batch, 200)
+	defInt(&c.Slots, 64)
+	defInt(&c.Limit, 5000)
+	def(&c.Rest, 180*time.Second)
+	def(&c.ClaimTimeout, 4*time.Second)
+	def(&c.RecordGrace, 2*time.Second)
+	def(&c.ETC, 40*time.Second)
+	def(&c.ETCMost, 60*time.Second)
+	def(&c.ETCLeast, min(c.ETC, c.ETCMost))
+	def(&c.Horizon, 20*time.Second)
+	def(&c.StopTimeout, 45*time.Second)
+	if c.Retry == (school.RetryPolicy{}) {
+		c.Retry = school.RetryPolicy{Max: 3, Base: time.Minute}
+	}
+	switch {
+	case c.Instance == "":
+		return errors.New("coordinator: instance id is empty")
+	case c.DefaultSender == "":
+		return errors.New("coordinator: no default sender")
+	case c.Batch < 1 || c.Page < c.Batch:
+		return fmt.Errorf("coordinator: batch %d and page %d: need 1 ≤ batch ≤ page", c.Batch, c.Page)
+	case c.Slots < 1:
+		return fmt.Errorf("coordinator: %d slots: need at least 1", c.Slots)
+	case c.Headroom < 0 || c.Headroom >= c.Limit:
+		return fmt.Errorf("coordinator: headroom %d of limit %d: need 0 ≤ headroom < limit", c.Headroom, c.Limit)
+	case c.Rest < time.Millisecond:
+		return fmt.Errorf("coordinator: rest %s: need at least 1 ms", c.Rest)
+	case c.ETCLeast > c.ETCMost:
+		return fmt.Errorf("coordinator: least ETC %s above the most, %s", c.ETCLeast, c.ETCMost)
+	case c.Retry.Base <= 0 || c.Retry.Max < 0:
+		return fmt.Errorf("coordinator: retry policy %+v: need base > 0 and max ≥ 0", c.Retry)
+	}
+	return nil
+}
+
+// Deps are the parts that a Coordinator joins. All but Registerer are required.
+type Deps struct {
+	Queue      Queue
+	Budget     Budget
+	Holder     Holder
+	Members    Members
+	Peers      Peers
+	Lanes      []Lane
+	Log        *slog.Logger
+	Registerer prometheus.Registerer
+}
+
+// Coordinator runs the schools' turns of one replica.
+type Coordinator struct {
+	cfg     Config
+	queue   Queue
+	budget  Budget
+	holder  Holder
+	members Members
+	peers   Peers
+	lanes   map[string]*lane
+	etc     *learnedETC
+	log     *slog.Logger
+	metrics *metrics
+
+	hints chan string   // schools to tell the peers about
+	kick  chan struct{} // the agenda changed
+	turns sync.WaitGroup
+
+	gaveUp chan struct{} // closed StopTimeout after the stop: results not recorded by then are left to a successor
+
+	mu      sync.Mutex
+	agenda  *agenda
+	storeOK time.Time // last answer of the store
+}
+
+// New joins the parts. Nothing runs before Run.
+func New(cfg Config, d Deps) (*Coordinator, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	if d.Queue == nil || d.Budget == nil || d.Holder == nil || d.Members == nil || d.Peers == nil || d.Log == nil {
+		return nil, errors.New("coordinator: a part is missing")
+	}
+	c := &Coordinator{
+		cfg: cfg, queue: d.Queue, budget: d.Budget, holder: d.Holder, members: d.Members, peers: d.Peers,
+		lanes:   map[string]*lane{},
+		etc:     newLearnedETC(cfg.ETC, cfg.ETCLeast, cfg.ETCMost),
+		log:     d.Log.With("component", "coordinator"),
+		metrics: newMetrics(d.Registerer),
+		hints:   make(chan string, wakeBuffer),
+		kick:    make(chan struct{}, 1),
+		gaveUp:  make(chan struct{}),
+		agenda:  newAgenda(cfg.Slots),
+	}
+	for _, l := range d.Lanes {
+		made, err := newLane(l)
+		if err != nil {
+			return nil, err
+		}
+		if c.lanes[l.Name] != nil {
+			return nil, fmt.Errorf("coordinator: two senders named %q", l.Name)
+		}
+		c.lanes[l.Name] = made
+	}
+	if c.lanes[cfg.DefaultSender] == nil {
+		return nil, fmt.Errorf("coordinator: default sender %q is not one of the senders", cfg.DefaultSender)
+	}
+	return c, nil
+}
+
+// Run works until ctx ends, then lets the turns end: no new batch starts, calls
+// in flight end by their own deadlines, their results are recorded, locks are
+// released. It returns when nothing of it runs any more, at most StopTimeout
+// plus one release after ctx ended.
+func (c *Coordinator) Run(ctx context.Context) error {
+	soft, stop := context.WithCancelCause(ctx)
+	defer stop(ErrStopping)
+	var helpers sync.WaitGroup
+	helpers.Go(func() { c.tellPeers(soft) })
+	helpers.Go(func() {
+		if err := c.Tick(soft); err != nil && soft.Err() == nil {
+			c.log.Warn("the agenda could not be filled at start; the dispatch tick tries again", "event", "tick_failed", "error", err)
+		}
+	})
+
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for soft.Err() == nil {
+		now := time.Now()
+		c.mu.Lock()
+		started := c.agenda.start(now)
+		next, scheduled := c.agenda.next()
+		c.mu.Unlock()
+		for _, e := range started {
+			id := e.school
+			c.turns.Go(func() { c.runTurn(soft, id) })
+		}
+		wait := time.Hour
+		if scheduled {
+			wait = max(0, next.Sub(now))
+		}
+		timer.Reset(wait)
+		select {
+		case <-soft.Done():
+		case <-c.kick:
+		case <-timer.C:
+		}
+	}
+	stop(ErrStopping)
+	giveUp := time.AfterFunc(c.cfg.StopTimeout, func() { close(c.gaveUp) })
+	defer giveUp.Stop()
+	c.turns.Wait()
+	helpers.Wait()
+	c.tellLast(ctx)
+	for _, l := range c.lanes {
+		l.dropAll()
+	}
+	return nil
+}
+
+// runTurn runs one school's turn on its slot and gives the agenda what follows.
+// Whatever happens inside concerns this school alone (R8).
+func (c *Coordinator) runTurn(ctx context.Context, schoolID string) {
+	v, t := c.guardedTurn(ctx, schoolID)
+	now := time.Now()
+	next, notFrom := time.Time{}, time.Time{}
+	c.mu.Lock()
+	e := c.agenda.entries[schoolID]
+	switch v.kind {
+	case verdictFailed:
+		e.failures++
+		next = now.Add(backoff(e.failures))
+	default:
+		e.failures = 0
+		if v.look {
+			next = now.Add(v.wait)
+		}
+		if v.kind == verdictRest {
+			notFrom = now.Add(v.wait)
+		}
+	}
+	if (v.kind == verdictRest || v.kind == verdictDrain) && v.look && !c.isPreferred(schoolID) {
+		next = next.Add(preferredLead)
+	}
+	c.agenda.done(schoolID, next, notFrom, now)
+	c.mu.Unlock()
+	c.doorbell()
+	if v.tell {
+		c.hint(schoolID)
+	}
+	if v.kind == verdictLine {
+		// Waiting for room holds a place in line and nothing else.
+		l := t.lane
+		c.turns.Go(func() {
+			if l.await(ctx, schoolID, c.cfg.Batch) {
+				c.look(schoolID, l.name, 0, 0)
+			}
+		})
+	}
+}
+
+func (c *Coordinator) guardedTurn(ctx context.Context, schoolID string) (v verdict, t *turn) {
+	t = &turn{c: c, school: schoolID}
+	defer func() {
+		if r := recover(); r != nil {
+			// The value may hold anything, message text included: its type and
+			// the stack say where, and that is enough.
+			c.log.Error("a turn panicked", "event", "turn_panicked", "school", schoolID,
+				"kind", fmt.Sprintf("%T", r), "stack", string(debug.Stack()))
+			v = verdict{kind: verdictFailed}
+		}
+	}()
+	v, err := t.run(ctx)
+	if err != nil && ctx.Err() == nil {
+		c.log.Warn("a turn failed and is tried again", "event", "turn_failed", "school", schoolID, "fence", t.term.Fence, "error", err)
+	}
+	return v, t
+}
+
+// backoff is the wait after n failed turns in a row, with jitter so that
+// schools that failed together do not come back together.
+func backoff(n int) time.Duration {
+	d := backoffMost
+	if n < 8 {
+		d = min(backoffFirst<<(n-1), backoffMost)
+	}
+	return d + time.Duration(rand.Int64N(int64(d)/4+1))
+}
+
+// Wake says that schools were given work here: they are looked at at once, and
+// the peers are told. It never blocks.
+func (c *Coordinator) Wake(schools ...string) {
+	for _, id := range schools {
+		c.look(id, "", 0, 0)
+		c.hint(id)
+	}
+}
+
+// Hear says that a peer gave schools work. It never blocks.
+func (c *Coordinator) Hear(schools ...string) {
+	for _, id := range schools {
+		c.look(id, "", 0, 0)
+	}
+}
+
+// look puts a school on the agenda. The replica that its hash prefers goes
+// first; the others a moment later, when it is not there or has no slot.
+func (c *Coordinator) look(schoolID, senderName string, in, dueFor time.Duration) {
+	if !school.ValidID(schoolID) {
+		return // a hint from outside is not trusted
+	}
+	now := time.Now()
+	at := now.Add(in)
+	if !c.isPreferred(schoolID) {
+		at = at.Add(preferredLead)
+	}
+	if senderName == "" {
+		senderName = c.cfg.DefaultSender
+	}
+	c.mu.Lock()
+	c.agenda.wake(schoolID, senderName, at, at.Add(-dueFor))
+	c.mu.Unlock()
+	c.doorbell()
+}
+
+func (c *Coordinator) isPreferred(schoolID string) bool {
+	return preferred(c.cfg.Instance, schoolID, c.members.Live())
+}
+
+func (c *Coordinator) doorbell() {
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+}
+
+// hint queues a school for tellPeers; a full queue drops it, which the peers'
+// tick makes good.
+func (c *Coordinator) hint(schoolID string) {
+	select {
+	case c.hints <- schoolID:
+	default:
+	}
+}
+
+// tellPeers publishes hints, several at once where they pile up.
+func (c *Coordinator) tellPeers(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case id := <-c.hints:
+			call, cancel := context.WithTimeout(ctx, arbiterTimeout)
+			c.publish(call, append(c.queuedHints(), id))
+			cancel()
+		}
+	}
+}
+
+// tellLast publishes, after the stop, what ending turns left to the peers.
+func (c *Coordinator) tellLast(ctx context.Context) {
+	if left := c.queuedHints(); len(left) > 0 {
+		call, cancel := detached(ctx, time.Second)
+		defer cancel()
+		c.publish(call, left)
+	}
+}
+
+func (c *Coordinator) publish(ctx context.Context, schools []string) {
+	if err := c.peers.Wake(ctx, schools...); err != nil {
+		c.log.Debug("peers could not be told of work; their tick finds it", "event", "wake_failed", "error", err)
+	}
+}
+
+// queuedHints takes up to a hundred schools that wait to be told.
+func (c *Coordinator) queuedHints() []string {
+	var ids []string
+	for len(ids) < 100 {
+		select {
+		case id := <-c.hints:
+			ids = append(ids, id)
+		default:
+			return ids
+		}
+	}
+	return ids
+}
+
+// Tick is the dispatch tick: it asks the store which schools have work and puts
+// them on the agenda, and closes notices that have expired (R22). Every replica
+// runs it.
+func (c *Coordinator) Tick(ctx context.Context) error {
+	call, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	due, err := c.queue.Due(call, c.cfg.Horizon)
+	if err != nil {
+		return fmt.Errorf("dispatch tick: %w", err)
+	}
+	c.storeAnswered()
+	for _, d := range due {
+		c.look(d.School, d.Sender, d.In, d.Since)
+	}
+	if _, err := c.queue.Expire(call, expireSteps); err != nil {
+		return fmt.Errorf("dispatch tick: expire notices: %w", err)
+	}
+	return nil
+}
+
+// Sweep is the recovery sweep, once per slot in the whole cluster (R22).
+func (c *Coordinator) Sweep(ctx context.Context) error {
+	stranded, err := c.queue.Sweep(ctx)
+	if err != nil {
+		return fmt.Errorf("recovery sweep: %w", err)
+	}
+	if stranded > 0 {
+		c.log.Error("recipients were stranded and are put back", "event", "stranded_recovered", "recipients", stranded)
+	}
+	return c.Tick(ctx)
+}
+
+// Lanes tells the state of each sender as this replica sees it.
+func (c *Coordinator) Lanes() []LaneState {
+	now := time.Now()
+	states := make([]LaneState, 0, len(c.lanes))
+	for _, l := range c.lanes {
+		states = append(states, l.state(now))
+	}
+	slices.SortFunc(states, func(a, b LaneState) int { return cmp.Compare(a.Name, b.Name) })
+	return states
+}
+
+// Working is how many schools have a turn running here.
+func (c *Coordinator) Working() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.agenda.taken
+}
+
+func (c *Coordinator) storeAnswered() {
+	c.mu.Lock()
+	c.storeOK = time.Now()
+	c.mu.Unlock()
+}
+
+// storeLives makes sure that the store answered within the last two seconds: a
+// replica that lost its database must not take schools from those that have it.
+func (c *Coordinator) storeLives(ctx context.Context) error {
+	c.mu.Lock()
+	fresh := time.Since(c.storeOK) < storeFresh
+	c.mu.Unlock()
+	if fresh {
+		return nil
+	}
+	call, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if err := c.queue.Ping(call); err != nil {
+		return fmt.Errorf("store does not answer: %w", err)
+	}
+	c.storeAnswered()
+	return nil
+}
+
+func (c *Coordinator) othersWait() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.agenda.othersWait(time.Now())
+}
+
+// rule is the sending rule of a school: its own numbers or the deployment's,
+// less the headroom.
+func (c *Coordinator) rule(s school.School) school.Rule {
+	r := school.Rule{Limit: c.cfg.Limit, Rest: c.cfg.Rest, Version: s.SettingsVersion}
+	if s.Limit != nil {
+		r.Limit = *s.Limit
+	}
+	if s.Rest != nil {
+		r.Rest = *s.Rest
+	}
+	r.Limit = max(1, r.Limit-c.cfg.Headroom)
+	return r
+}

@@ -1,0 +1,71 @@
+package coordinator
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"schoolbell/school"
+)
+
+type metrics struct {
+	read      prometheus.Counter
+	results   *prometheus.CounterVec
+	skipped   *prometheus.CounterVec
+	cycles    prometheus.Counter
+	resumeLag prometheus.Histogram
+	record    prometheus.Histogram
+	fenced    prometheus.Counter
+	orphaned  prometheus.Counter
+	stopped   *prometheus.GaugeVec
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	lag := []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
+	m := &metrics{
+		read: prometheus.NewCounter(prometheus.CounterOpts{Name: "schoolbell_recipients_read_total",
+			Help: "Recipients read from the outbox by turns."}),
+		results: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "schoolbell_results_total",
+			Help: "Outcomes of attempts: success, fail, retry, permanent_fail, unknown (counted besides what follows from it)."}, []string{"sender", "result"}),
+		skipped: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "schoolbell_skipped_total",
+			Help: "Recipients never handed over, by reason, as turns met them."}, []string{"reason"}),
+		cycles: prometheus.NewCounter(prometheus.CounterOpts{Name: "schoolbell_cycles_total",
+			Help: "Cycles opened after a rest."}),
+		resumeLag: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "schoolbell_resume_lag_seconds",
+			Help: "From the end of a rest to the reservation that opens the next cycle.", Buckets: lag}),
+		record: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "schoolbell_record_duration_seconds",
+			Help: "From a batch's results to their record, tries included.", Buckets: lag}),
+		fenced: prometheus.NewCounter(prometheus.CounterOpts{Name: "schoolbell_claims_fenced_total",
+			Help: "Steps that the store refused because a newer owner holds the school."}),
+		orphaned: prometheus.NewCounter(prometheus.CounterOpts{Name: "schoolbell_orphaned_batches_total",
+			Help: "Batches of dead owners that were taken over."}),
+		stopped: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "schoolbell_sender_stopped",
+			Help: "1 while this replica's sender is stopped because its receiver does not let it in."}, []string{"sender"}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.read, m.results, m.skipped, m.cycles, m.resumeLag, m.record, m.fenced, m.orphaned, m.stopped)
+	}
+	return m
+}
+
+func (m *metrics) countSkips(work []school.Work) {
+	for i := range work {
+		if work[i].Skip != "" && !work[i].Settled {
+			m.skipped.WithLabelValues(string(work[i].Skip)).Inc()
+		}
+	}
+}
+
+func (m *metrics) countResult(senderName string, o school.Outcome, c school.Change) {
+	if o == school.Unknown {
+		m.results.WithLabelValues(senderName, "unknown").Inc()
+	}
+	switch c.State {
+	case school.Success:
+		m.results.WithLabelValues(senderName, "success").Inc()
+	case school.Fail:
+		m.results.WithLabelValues(senderName, "fail").Inc()
+	case school.RetryPending:
+		m.results.WithLabelValues(senderName, "retry").Inc()
+	case school.PermanentFail:
+		m.results.WithLabelValues(senderName, "permanent_fail").Inc()
+	}
+}

@@ -1,0 +1,334 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"schoolbell/school"
+	"schoolbell/sender"
+)
+
+// verdictKind says how a turn ended.
+type verdictKind int
+
+const (
+	verdictIdle   verdictKind = iota // nothing to do now
+	verdictRest                      // the cycle is full
+	verdictBusy                      // another replica holds the school
+	verdictDrain                     // a dead owner's call may still be in flight
+	verdictYield                     // others wait for the slot
+	verdictLater                     // the sender is closed, or the pace asks to wait
+	verdictLine                      // no room among the sender's messages in flight
+	verdictLost                      // the lease or the term is another's
+	verdictFailed                    // an error; backs off
+)
+
+// verdict is what the agenda learns from a turn. With look the school is looked
+// at again after wait; without, when it is woken.
+type verdict struct {
+	kind verdictKind
+	look bool
+	wait time.Duration
+	tell bool // tell the peers that the school has work nobody holds
+}
+
+// turn is one school's time on a slot. Its caches live and die with it (R8).
+//
+// Its methods take the lease's context, which ends when no new batch may start:
+// the lease is gone or the replica stops. What must be carried through all the
+// same (a call on the wire, its record, a settlement) runs detached from it,
+// with a deadline of its own.
+type turn struct {
+	c      *Coordinator
+	school string
+
+	lease Lease
+	term  school.Term
+	rule  school.Rule
+	lane  *lane
+	floor school.Ledger // the ledger as this term has written it
+
+	page      school.Page
+	announced bool
+	next      int // first item of page not yet worked on
+	contents  map[int64]*sender.Content
+	nextDue   time.Duration // from looked on, until the earliest later work; 0: none known
+	looked    time.Time
+}
+
+// run takes the school if it may be worked on, and works until there is nothing
+// left, the cycle is full, the lease ends, the replica stops or others wait.
+func (t *turn) run(ctx context.Context) (verdict, error) {
+	peek, err := t.peek(ctx)
+	if err != nil {
+		return verdict{kind: verdictFailed}, err
+	}
+	switch {
+	case peek.Resting > 0 && !peek.Orphaned:
+		return verdict{kind: verdictRest, look: true, wait: peek.Resting}, nil
+	case peek.Held:
+		return t.busy(peek.LeaseLeft), nil
+	}
+	if err := t.c.storeLives(ctx); err != nil {
+		return verdict{kind: verdictFailed}, err
+	}
+	var v verdict
+	err = t.c.holder.Hold(ctx, t.school, t.c.etc.of(t.school), func(ctx context.Context, l Lease) error {
+		var err error
+		t.lease = l
+		v, err = t.held(ctx)
+		return err
+	})
+	if t.lane != nil {
+		t.lane.drop(t.school)
+	}
+	var busy *BusyError
+	switch {
+	case errors.As(err, &busy):
+		return t.busy(busy.Remaining), nil
+	case err != nil && v.kind == verdictIdle:
+		v = verdict{kind: verdictFailed}
+	}
+	return v, err
+}
+
+// busy looks again when the other's lease has run out unless it was extended:
+// a moment later for each, so that not all come at once.
+func (t *turn) busy(left time.Duration) verdict {
+	return verdict{kind: verdictBusy, look: true, wait: left + time.Duration(rand.Int64N(int64(50*time.Millisecond)))}
+}
+
+func (t *turn) peek(ctx context.Context) (school.Peek, error) {
+	ctx, cancel := context.WithTimeout(ctx, arbiterTimeout)
+	defer cancel()
+	peek, err := t.c.budget.Peek(ctx, t.school)
+	if err != nil {
+		return peek, fmt.Errorf("peek at school %s: %w", t.school, err)
+	}
+	return peek, nil
+}
+
+// held is the turn under the lock.
+func (t *turn) held(ctx context.Context) (verdict, error) {
+	point("acquired", false)
+	if v, done, err := t.open(ctx); done || err != nil {
+		return v, err
+	}
+	point("opened", false)
+	if v, done, err := t.drain(ctx); done || err != nil {
+		return v, err
+	}
+	point("drained", false)
+	if err := t.reconcile(ctx); err != nil {
+		return verdict{kind: verdictFailed}, err
+	}
+	point("reconciled", false)
+	if t.floor.Resting > 0 {
+		return verdict{kind: verdictRest, look: true, wait: t.floor.Resting}, nil
+	}
+	began := time.Now()
+	t.contents = map[int64]*sender.Content{}
+	for sent := 0; ; {
+		if ctx.Err() != nil {
+			return t.ended(ctx)
+		}
+		if t.c.othersWait() && (sent >= yieldBatches || time.Since(began) >= yieldAfter) {
+			return verdict{kind: verdictYield, look: true, tell: true}, nil
+		}
+		if t.next >= len(t.page.Work) {
+			if v, done, err := t.turnPage(ctx); done || err != nil {
+				return v, err
+			}
+		}
+		if !t.anySendable() {
+			if err := t.skip(ctx); err != nil {
+				return verdict{kind: verdictFailed}, err
+			}
+			continue
+		}
+		v, done, err := t.batch(ctx)
+		if done || err != nil {
+			return v, err
+		}
+		sent++
+	}
+}
+
+// open opens the term: from here on no claim of an older owner commits.
+func (t *turn) open(ctx context.Context) (v verdict, done bool, err error) {
+	call, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	term, err := t.c.queue.OpenTerm(call, t.school, t.lease.Acquisition(), t.c.cfg.Instance)
+	if errors.Is(err, school.ErrNotFound) {
+		return verdict{kind: verdictIdle}, true, nil // a hint of a school that is not there
+	}
+	if err != nil {
+		return verdict{kind: verdictFailed}, false, fmt.Errorf("open term of school %s: %w", t.school, err)
+	}
+	t.c.storeAnswered()
+	t.term, t.floor, t.rule = term, term.Ledger, t.c.rule(term.Settings)
+	name := term.Settings.Sender
+	if name == "" {
+		name = t.c.cfg.DefaultSender
+	}
+	if t.lane = t.c.lanes[name]; t.lane == nil {
+		return verdict{kind: verdictFailed}, false, fmt.Errorf("school %s: sender %q is not configured on this replica", t.school, name)
+	}
+	call, cancel = context.WithTimeout(ctx, arbiterTimeout)
+	defer cancel()
+	if err := t.lease.Bind(call, term.Fence); err != nil {
+		return t.leaseVerdict(), false, fmt.Errorf("bind fence %d of school %s: %w", term.Fence, t.school, err)
+	}
+	t.lease.Progress()
+	return verdict{}, false, nil
+}
+
+// drain settles what dead owners left, once their calls cannot be in flight any
+// more. Until then the slot goes back (R14, R25).
+func (t *turn) drain(ctx context.Context) (v verdict, done bool, err error) {
+	if len(t.term.Unsettled) > 0 {
+		call, cancel := context.WithTimeout(ctx, storeTimeout)
+		defer cancel()
+		orphans, err := t.c.queue.Takeover(call, t.term, t.c.cfg.Retry)
+		if err != nil {
+			return t.storeVerdict(err), false, fmt.Errorf("take over batches of school %s: %w", t.school, err)
+		}
+		for _, b := range orphans.Batches {
+			// A reservation of a batch that was taken over counts as made in full.
+			if err := t.settle(ctx, b.ID, b.Cycle, b.Size); err != nil {
+				return verdict{kind: verdictFailed}, false, err
+			}
+		}
+		if n := len(orphans.Batches); n > 0 {
+			t.c.metrics.orphaned.Add(float64(n))
+			t.c.log.Warn("batches of a dead owner were taken over", "event", "orphans_recovered",
+				"school", t.school, "fence", t.term.Fence, "batches", n, "recipients", orphans.Recipients)
+		}
+		if orphans.Wait > 0 {
+			return verdict{kind: verdictDrain, look: true, wait: orphans.Wait + time.Millisecond}, true, nil
+		}
+	}
+	if t.term.Settings.Paused {
+		return verdict{kind: verdictIdle}, true, nil
+	}
+	if wait, ok := t.lane.open(time.Now()); !ok {
+		return verdict{kind: verdictLater, look: true, wait: wait}, true, nil
+	}
+	return verdict{}, false, nil
+}
+
+// reconcile raises what the arbiter knows to what the ledger knows, so that a
+// Redis which lost data grants nothing twice.
+func (t *turn) reconcile(ctx context.Context) error {
+	call, cancel := context.WithTimeout(ctx, arbiterTimeout)
+	defer cancel()
+	if err := t.c.budget.Reconcile(call, t.school, t.floor, t.rule); err != nil {
+		return fmt.Errorf("reconcile quota of school %s: %w", t.school, err)
+	}
+	return nil
+}
+
+// turnPage reads what is to be done now. Where there is nothing, the turn ends.
+func (t *turn) turnPage(ctx context.Context) (v verdict, done bool, err error) {
+	call, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	page, err := t.c.queue.Page(call, t.term, t.c.cfg.Page)
+	if err != nil {
+		return t.storeVerdict(err), false, fmt.Errorf("read page of school %s: %w", t.school, err)
+	}
+	t.c.storeAnswered()
+	t.lease.Progress()
+	t.page, t.next, t.looked, t.nextDue = page, 0, time.Now(), page.NextDue
+	t.c.metrics.read.Add(float64(len(page.Work)))
+	if len(page.Work) == 0 {
+		return t.idle(), true, nil
+	}
+	return verdict{}, false, nil
+}
+
+// idle ends the turn until the earliest later work.
+func (t *turn) idle() verdict {
+	if t.nextDue <= 0 {
+		return verdict{kind: verdictIdle}
+	}
+	return verdict{kind: verdictIdle, look: true, wait: max(0, t.nextDue-time.Since(t.looked))}
+}
+
+// dueIn notes that the school has later work.
+func (t *turn) dueIn(d time.Duration) {
+	d += time.Since(t.looked)
+	if t.nextDue <= 0 || d < t.nextDue {
+		t.nextDue = max(d, 1)
+	}
+}
+
+func (t *turn) anySendable() bool {
+	for i := t.next; i < len(t.page.Work); i++ {
+		if t.page.Work[i].Sendable() {
+			return true
+		}
+	}
+	return false
+}
+
+// skip moves over a rest of the page of which nothing is to be sent.
+func (t *turn) skip(ctx context.Context) error {
+	call, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	work := t.page.Work[t.next:]
+	err := t.c.queue.Skip(call, t.term, work)
+	t.next = len(t.page.Work)
+	if errors.Is(err, school.ErrStalePage) {
+		return nil // read anew
+	}
+	if err != nil {
+		return fmt.Errorf("skip recipients of school %s: %w", t.school, err)
+	}
+	t.c.metrics.countSkips(work)
+	t.lease.Progress()
+	return nil
+}
+
+// ended says why a turn whose context ended ended.
+func (t *turn) ended(ctx context.Context) (verdict, error) {
+	if t.lease.Check() == nil {
+		// The replica stops: its school has work that nobody holds now.
+		return verdict{kind: verdictIdle, tell: true}, nil
+	}
+	return t.leaseVerdict(), fmt.Errorf("school %s: %w", t.school, context.Cause(ctx))
+}
+
+// leaseVerdict follows a lease that is gone: whoever has it now has the work;
+// looking again soon is for the case that nobody does.
+func (t *turn) leaseVerdict() verdict {
+	return verdict{kind: verdictLost, look: true, wait: time.Second}
+}
+
+// storeVerdict follows an error of the store.
+func (t *turn) storeVerdict(err error) verdict {
+	if errors.Is(err, school.ErrFenced) {
+		t.c.metrics.fenced.Inc()
+		return t.leaseVerdict()
+	}
+	return verdict{kind: verdictFailed}
+}
+
+// settle tells the arbiter what became of a reservation. That it does not know
+// it (it lost data) is no error: the ledger has it.
+func (t *turn) settle(ctx context.Context, batch string, cycle int64, attempted int) error {
+	call, cancel := detached(ctx, arbiterTimeout)
+	defer cancel()
+	err := t.c.budget.Settle(call, school.Settlement{School: t.school, Batch: batch, Cycle: cycle, Attempted: attempted})
+	if err != nil && !errors.Is(err, school.ErrReservationUnknown) {
+		return fmt.Errorf("settle batch %s of school %s: %w", batch, t.school, err)
+	}
+	return nil
+}
+
+// detached is a context that outlives ctx by at most d.
+func detached(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), d)
+}
