@@ -87,63 +87,56 @@ func (l *Lease) Progress() { l.advanced.Store(int64(l.keeper.now().at.Sub(l.bega
 // first has the lease confirmed, which takes until the backend answers, at most
 // until the local end.
 func (l *Lease) Check() error {
-	now, paused, err := l.look()
-	if err != nil || !paused {
-		return err
+	for failures := 0; ; {
+		renewals, paused, err := l.look()
+		if err != nil || !paused {
+			return err
+		}
+		if err := l.renew(context.Background(), renewals); err != nil {
+			failures++
+			select {
+			case <-l.ended:
+			case <-time.After(l.backoff(failures, err)):
+			}
+		}
 	}
-	return l.confirm(now)
 }
 
-// look returns why the gate is closed, closing it where the trust has run out,
-// and whether the process seems to have stood still since the watchdog last ran.
-func (l *Lease) look() (now instant, paused bool, err error) {
-	now = l.keeper.now()
+// look returns how often the lease was renewed so far, whether the process seems
+// to have stood still since the watchdog last ran, and why the gate is closed,
+// closing it where the trust has run out.
+func (l *Lease) look() (renewals int64, paused bool, err error) {
+	now := l.keeper.now()
 	l.mu.Lock()
-	cause, left := l.cause, l.trust.remaining(now)
+	cause, left, renewals := l.cause, l.trust.remaining(now), l.renewals
 	if l.retired == nil {
 		paused = now.at.Sub(l.due) > TickFor(l.etc)/2 || l.trust.slept(now)
+	}
+	if paused && cause == nil && left > 0 {
+		l.arm(left) // timers stood still too
 	}
 	l.mu.Unlock()
 	switch {
 	case cause != nil:
-		return now, false, cause
+		return 0, false, cause
 	case left <= 0:
-		return now, false, l.end(ErrLeaseExpired)
+		return 0, false, l.end(ErrLeaseExpired)
 	}
-	return now, paused, nil
-}
-
-// confirm has the lease confirmed by a call that begins after since, when a
-// pause was noticed.
-func (l *Lease) confirm(since instant) error {
-	for failures := 0; ; {
-		err := l.renew(context.Background(), &since)
-		if err == nil {
-			return nil
-		}
-		if _, paused, err := l.look(); err != nil || !paused {
-			return err
-		}
-		failures++
-		select {
-		case <-l.ended:
-		case <-time.After(l.backoff(failures, err)):
-		}
-	}
+	return renewals, paused, nil
 }
 
 // Ensure sees to it that at least d is left before the local end: if less is
 // left it extends the lease at once. It returns an error where that does not
 // give d, or no answer came; then nothing that takes d may be begun.
 func (l *Lease) Ensure(ctx context.Context, d time.Duration) error {
-	_, paused, err := l.look()
+	renewals, paused, err := l.look()
 	if err != nil {
 		return err
 	}
 	if !paused && l.Left() >= d {
 		return nil
 	}
-	if err := l.renew(ctx, nil); err != nil {
+	if err := l.renew(ctx, renewals); err != nil {
 		l.wake()
 		return fmt.Errorf("extend lock %s to %s: %w", l.name, d, err)
 	}
@@ -186,9 +179,8 @@ func (l *Lease) Bind(ctx context.Context, fence int64) error {
 }
 
 // renew extends the lease by one call and counts the new trust from before it.
-// With unless it does nothing where the lease was confirmed by a call begun
-// after that moment.
-func (l *Lease) renew(ctx context.Context, unless *instant) error {
+// It does nothing where somebody else has renewed since the caller saw renewals.
+func (l *Lease) renew(ctx context.Context, renewals int64) error {
 	select {
 	case l.calls <- struct{}{}:
 		defer func() { <-l.calls }()
@@ -198,21 +190,23 @@ func (l *Lease) renew(ctx context.Context, unless *instant) error {
 	}
 	before := l.keeper.now()
 	l.mu.Lock()
-	if l.cause == nil && l.retired != nil {
-		l.mu.Unlock()
-		return l.retired
-	}
-	if l.cause != nil || (unless != nil && !l.trust.from.at.Before(unless.at)) {
+	switch {
+	case l.cause != nil:
 		defer l.mu.Unlock()
 		return l.cause
+	case l.retired != nil:
+		defer l.mu.Unlock()
+		return l.retired
+	case l.renewals > renewals:
+		l.mu.Unlock()
+		return nil
 	}
 	left := l.trust.remaining(before)
-	renewal := l.renewals + 1
 	l.mu.Unlock()
 
 	// An answer after the local end is worth nothing, so the call does not wait for it.
 	callCtx, cancel := context.WithTimeout(ctx, min(l.timeout, left))
-	err := l.keeper.backend.Extend(callCtx, l.name, l.acquisition, l.length, renewal)
+	err := l.keeper.backend.Extend(callCtx, l.name, l.acquisition, l.length, renewals+1)
 	cancel()
 	after := l.keeper.now()
 
@@ -225,7 +219,7 @@ func (l *Lease) renew(ctx context.Context, unless *instant) error {
 	cause, left := l.cause, l.trust.remaining(after)
 	if cause == nil && left > 0 && err == nil {
 		l.trust = newWindow(before, l.length)
-		l.renewals = renewal
+		l.renewals = renewals + 1
 		l.due = before.at.Add(l.tick())
 		l.arm(l.trust.remaining(after))
 	}
@@ -244,7 +238,7 @@ func (l *Lease) renew(ctx context.Context, unless *instant) error {
 	}
 	extended.WithLabelValues("ok").Inc()
 	l.keeper.metrics.remaining.Observe(left.Seconds())
-	l.event(ctx, slog.LevelDebug, "lease extended", "lease_extended", slog.Int64("renewals", renewal), slog.Duration("left", left))
+	l.event(ctx, slog.LevelDebug, "lease extended", "lease_extended", slog.Int64("renewals", renewals+1), slog.Duration("left", left))
 	return nil
 }
 

@@ -34,8 +34,7 @@ func (l *Lease) watch(ctx context.Context) {
 			return
 		}
 
-		l.planAfter(l.timeout)
-		if err := l.renew(ctx, nil); err == nil {
+		if err := l.renew(ctx, l.planAfter(l.timeout)); err == nil {
 			failures = 0
 		} else {
 			select {
@@ -59,11 +58,13 @@ func (l *Lease) watch(ctx context.Context) {
 	}
 }
 
-// planAfter notes that the watchdog will be awake after wait.
-func (l *Lease) planAfter(wait time.Duration) {
+// planAfter notes that the watchdog will be awake after wait, and returns how
+// often the lease was renewed so far.
+func (l *Lease) planAfter(wait time.Duration) (renewals int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.due = l.keeper.now().at.Add(wait)
+	return l.renewals
 }
 
 // untilDue returns how long the watchdog may sleep.
