@@ -1,0 +1,131 @@
+package settings
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/url"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+)
+
+// Print writes the settings as a YAML file that Load accepts once the hidden
+// values are put back, each with the place it comes from as a comment. Keys and
+// tokens read "(hidden)"; of a URL the password, and every value in its query
+// that is not known to be harmless, is left out.
+func (s Settings) Print(w io.Writer) error {
+	var b bytes.Buffer
+	p := printer{s: s, b: &b}
+	p.lines("", fields(), reflect.ValueOf(s), "")
+	b.WriteString("senders:\n")
+	for _, name := range s.SenderNames() {
+		fmt.Fprintf(&b, "  %s:\n", quote(name))
+		snd := s.Senders[name]
+		var own []field
+		for _, f := range senderFields() {
+			if takes(f.kinds, snd.Kind) && !(f.path == "rate_per_minute" && snd.RatePerMinute == 0) {
+				own = append(own, f)
+			}
+		}
+		p.lines("senders."+name+".", own, reflect.ValueOf(snd), "    ")
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+type printer struct {
+	s Settings
+	b *bytes.Buffer
+}
+
+// lines writes fields, a heading before the first of each group.
+func (p printer) lines(prefix string, fs []field, root reflect.Value, indent string) {
+	open := ""
+	for _, f := range fs {
+		group, name, grouped := strings.Cut(f.path, ".")
+		at := indent
+		if !grouped {
+			group, name = "", f.path
+		} else {
+			at += "  "
+			if group != open {
+				fmt.Fprintf(p.b, "%s%s:\n", indent, group)
+			}
+		}
+		open = group
+		fmt.Fprintf(p.b, "%s%s: %s # %s\n", at, name, show(f, root.FieldByIndex(f.index)), p.s.Origin(prefix+f.path))
+	}
+}
+
+// show writes one value so that a YAML reader gets it back.
+func show(f field, v reflect.Value) string {
+	switch f.kind {
+	case kindSecret:
+		secret := v.Interface().(Secret)
+		if f.secret == "url" {
+			return quote(redact(string(secret)))
+		}
+		return quote(secret.String())
+	case kindDuration:
+		return shortDuration(v.Interface().(time.Duration))
+	case kindText:
+		return quote(v.String())
+	default:
+		return fmt.Sprint(v.Interface())
+	}
+}
+
+// shortDuration writes 2160h0m0s as 2160h.
+func shortDuration(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+func quote(s string) string {
+	out, err := yaml.Marshal(s)
+	if err != nil || bytes.Count(out, []byte("\n")) > 1 {
+		return fmt.Sprintf("%q", s)
+	}
+	return strings.TrimSuffix(string(out), "\n")
+}
+
+// harmless are the query parameters of database, Redis and webhook URLs whose
+// values are no secrets.
+var harmless = map[string]bool{
+	"sslmode": true, "application_name": true, "connect_timeout": true, "target_session_attrs": true, "search_path": true,
+	"addr": true, "db": true, "protocol": true, "master_name": true, "dial_timeout": true, "read_timeout": true, "write_timeout": true, "pool_size": true,
+}
+
+// redact leaves the secrets of a URL out. What cannot be parsed is hidden whole.
+func redact(raw string) string {
+	if raw == "" {
+		return ""
+	}
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" {
+		return hidden
+	}
+	if _, has := u.User.Password(); has {
+		u.User = url.UserPassword(u.User.Username(), "hidden")
+	}
+	q := u.Query()
+	for name, values := range q {
+		if !harmless[name] {
+			for i := range values {
+				values[i] = "hidden"
+			}
+		}
+	}
+	u.RawQuery = q.Encode()
+	u.Fragment = ""
+	return u.String()
+}

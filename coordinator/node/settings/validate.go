@@ -1,0 +1,312 @@
+package settings
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/url"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/robfig/cron/v3"
+)
+
+// Validate checks every value against its bounds and every relation between
+// settings. The error is an *[Error] with all that is wrong. What only a
+// replica needs is left to [Settings.CheckServe].
+func (s Settings) Validate() error {
+	c := check{s: s}
+	root := reflect.ValueOf(s)
+	for _, f := range fields() {
+		c.bounds(f, f.path, root.FieldByIndex(f.index))
+	}
+	c.forms()
+	for _, name := range s.SenderNames() {
+		c.sender(name, s.Senders[name])
+	}
+	if len(c.ps) > 0 {
+		return c.ps.err() // relations between values that are wrong anyway would mislead
+	}
+	c.relations()
+	return c.ps.err()
+}
+
+// CheckServe says why these settings cannot run a replica although each of
+// them is well formed. The error is an *[Error].
+func (s Settings) CheckServe() error {
+	c := check{s: s}
+	for _, need := range []struct {
+		path, env, embedded, example string
+		empty                        bool
+	}{
+		{"database_url", "SCHOOLBELL_DATABASE_URL", "SQLite", "postgres://user:password@host:5432/schoolbell", s.DatabaseURL == ""},
+		{"redis.url", "SCHOOLBELL_REDIS_URL", "in-process Redis", "redis://host:6379/0", s.Redis.URL == ""},
+	} {
+		if need.empty {
+			c.add(need.path, "is empty, and the embedded mode (%s) is not available in this version; set it (%s), e.g. %s", need.embedded, need.env, need.example)
+		}
+	}
+	switch {
+	case s.HTTP.Auth == AuthNone && !s.Loopback():
+		c.add("http.auth", "none lets everybody in who reaches %s; listen on 127.0.0.1 or set http.auth to keys", c.cite("http.listen", s.HTTP.Listen))
+	case s.HTTP.Auth == AuthKeys && s.HTTP.AdminKey == "":
+		c.add("http.admin_key", "http.auth is keys and there is no key; set http.admin_key (SCHOOLBELL_ADMIN_KEY); keys made by `schoolbell key create` are not available in this version")
+	}
+	if s.InstanceID == "" {
+		c.add("instance_id", "is empty; set it (SCHOOLBELL_INSTANCE_ID)")
+	}
+	later := func(path string, set bool) {
+		if set {
+			c.add(path, "is not available in this version; remove it")
+		}
+	}
+	for _, name := range s.SenderNames() {
+		path := "senders." + name + "."
+		if s.Senders[name].Kind == KindFCM {
+			c.add(path+"kind", "fcm is not available in this version; use relay or log")
+			continue
+		}
+		later(path+"rate_per_minute", s.Senders[name].RatePerMinute != 0)
+	}
+	later("alerts.webhook_url", s.Alerts.WebhookURL != "")
+	later("fallback.url", s.Fallback.URL != "")
+	return c.ps.err()
+}
+
+// check collects what is wrong with s.
+type check struct {
+	s  Settings
+	ps problems
+}
+
+func (c *check) add(path, format string, args ...any) {
+	c.ps.add(path, c.s.Origin(path), fmt.Sprintf(format, args...))
+}
+
+// cite names a setting with its value and, where somebody gave it, the place.
+func (c *check) cite(path string, v any) string {
+	if o := c.s.Origin(path); o.Layer != LayerDefault {
+		return fmt.Sprintf("%s %v (%s)", path, v, o)
+	}
+	return fmt.Sprintf("%s %v", path, v)
+}
+
+// bounds checks the range and oneof tags.
+func (c *check) bounds(f field, path string, v reflect.Value) {
+	if f.oneof != "" && !strings.Contains(" "+f.oneof+" ", " "+v.String()+" ") {
+		c.add(path, "%q is not one of %s", v.String(), strings.Join(strings.Fields(f.oneof), ", "))
+	}
+	low, high, ok := strings.Cut(f.bounds, "..")
+	if !ok {
+		return
+	}
+	out := false
+	switch f.kind {
+	case kindDuration:
+		out = outside(time.Duration(v.Int()), mustDuration(low), mustDuration(high))
+	case kindWhole:
+		out = outside(int(v.Int()), mustWhole(low), mustWhole(high))
+	}
+	if out {
+		c.add(path, "%v is out of bounds; give %s to %s", v.Interface(), low, high)
+	}
+}
+
+func outside[T cmp.Ordered](v, low, high T) bool { return v < low || v > high }
+
+// mustDuration and mustWhole read the tags of this package.
+func mustDuration(s string) time.Duration {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		panic("settings: range tag: " + err.Error())
+	}
+	return d
+}
+
+func mustWhole(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		panic("settings: range tag: " + err.Error())
+	}
+	return n
+}
+
+var (
+	idPattern       = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+	instancePattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
+)
+
+// forms checks the texts that have a form of their own. Messages never repeat
+// what may hold a password.
+func (c *check) forms() {
+	s := c.s
+	c.url("database_url", s.DatabaseURL, "postgres", "postgresql")
+	c.url("redis.url", s.Redis.URL, "redis", "rediss", "redis+sentinel", "redis+cluster")
+	c.url("alerts.webhook_url", s.Alerts.WebhookURL, "https", "http")
+	c.url("fallback.url", s.Fallback.URL, "https", "http")
+	if s.Redis.Prefix == "" || strings.ContainsFunc(s.Redis.Prefix, func(r rune) bool { return r == '{' || r == '}' || unicode.IsSpace(r) || unicode.IsControl(r) }) {
+		c.add("redis.prefix", "%q must be non-empty, without braces and white space", s.Redis.Prefix)
+	}
+	if host, port, err := net.SplitHostPort(s.HTTP.Listen); err != nil {
+		c.add("http.listen", "%q is not host:port; write e.g. :8080 or 127.0.0.1:8080", s.HTTP.Listen)
+	} else if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		c.add("http.listen", "port %q is not a number from 0 to 65535", port)
+	} else if strings.ContainsFunc(host, unicode.IsSpace) {
+		c.add("http.listen", "%q has white space in its host", s.HTTP.Listen)
+	}
+	c.key("http.admin_key", s.HTTP.AdminKey)
+	// Empty is left to the caller who knows a host name.
+	if s.InstanceID != "" && !instancePattern.MatchString(s.InstanceID) {
+		c.add("instance_id", "%q must be 1 to 128 letters, digits, dots, underscores or dashes", s.InstanceID)
+	}
+	if _, err := time.LoadLocation(s.Timezone); err != nil || s.Timezone == "" {
+		c.add("timezone", "%q is not a time zone; write an IANA name such as Asia/Seoul", s.Timezone)
+	}
+	if _, err := cron.ParseStandard(s.Sweep.Cron); err != nil || strings.HasPrefix(s.Sweep.Cron, "@") || strings.Contains(s.Sweep.Cron, "TZ=") {
+		c.add("sweep.cron", "%q is not a schedule; write five fields such as %q (the zone is timezone)", s.Sweep.Cron, Default().Sweep.Cron)
+	}
+}
+
+// url checks a URL's scheme and host.
+func (c *check) url(path string, v Secret, schemes ...string) {
+	if v == "" {
+		return
+	}
+	// The parser's own error repeats the URL with its password.
+	u, err := url.Parse(string(v))
+	switch {
+	case err != nil:
+		c.add(path, "is not a URL; write %s://…, with special characters of a password percent-encoded", schemes[0])
+	case !slices.Contains(schemes, u.Scheme):
+		c.add(path, "must begin with %s", strings.Join(schemes, ":// or ")+"://")
+	case u.Host == "":
+		c.add(path, "names no host; write %s://host:port…", schemes[0])
+	}
+}
+
+// key checks what goes into an Authorization header.
+func (c *check) key(path string, v Secret) {
+	if strings.ContainsFunc(string(v), func(r rune) bool { return r <= ' ' || r > '~' }) {
+		c.add(path, "must be printable ASCII without white space")
+	}
+}
+
+func (c *check) sender(name string, snd Sender) {
+	prefix := "senders." + name + "."
+	if !idPattern.MatchString(name) {
+		c.ps.add("senders."+name, c.senderOrigin(name), "a sender's name must be 1 to 64 letters, digits, dots, underscores or dashes")
+	}
+	if snd.Kind == "" {
+		c.ps.add(prefix+"kind", c.senderOrigin(name), "is missing; give fcm, relay or log")
+		return
+	}
+	v := reflect.ValueOf(snd)
+	for _, f := range senderFields() {
+		fv := v.FieldByIndex(f.index)
+		switch {
+		case takes(f.kinds, snd.Kind):
+			// The rate of a relay has no default: unlimited.
+			if f.path == "rate_per_minute" && fv.IsZero() && c.s.Origin(prefix+f.path).Layer == LayerDefault {
+				continue
+			}
+			c.bounds(f, prefix+f.path, fv)
+		case !fv.IsZero():
+			c.add(prefix+f.path, "belongs to kind %s, but %skind is %s; remove one of them", strings.Join(strings.Fields(f.kinds), " or "), prefix, snd.Kind)
+		}
+	}
+	switch snd.Kind {
+	case KindRelay:
+		c.relay(prefix, snd)
+	case KindFCM:
+		c.fcm(prefix, snd)
+	}
+}
+
+// senderOrigin is the place of anything that was said about the sender.
+func (c *check) senderOrigin(name string) Origin {
+	for _, f := range senderFields() {
+		if o := c.s.Origin("senders." + name + "." + f.path); o.Layer != LayerDefault {
+			return o
+		}
+	}
+	return Origin{}
+}
+
+func (c *check) relay(prefix string, snd Sender) {
+	if snd.URL == "" {
+		c.add(prefix+"url", "is missing; give the address that takes the batches, e.g. https://relay.example/push")
+	}
+	c.url(prefix+"url", snd.URL, "https", "http")
+	c.url(prefix+"status_url", snd.StatusURL, "https", "http")
+	c.key(prefix+"token", snd.Token)
+	for _, part := range []struct {
+		name string
+		d    time.Duration
+	}{{"connect_timeout", snd.ConnectTimeout}, {"read_timeout", snd.ReadTimeout}} {
+		if part.d > snd.CallTimeout {
+			c.add(prefix+part.name, "%v is longer than the whole call, %s; lower one or raise the other", part.d, c.cite(prefix+"call_timeout", snd.CallTimeout))
+		}
+	}
+}
+
+func (c *check) fcm(prefix string, snd Sender) {
+	if snd.Endpoint == "" {
+		return
+	}
+	u, err := url.Parse(snd.Endpoint)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
+		c.add(prefix+"endpoint", "must be scheme://host:port; /v1/… is added")
+	}
+}
+
+// relations checks what two settings say about each other.
+func (c *check) relations() {
+	s := c.s
+	if s.Dispatch.Batch > s.Dispatch.Page {
+		c.add("dispatch.batch", "%d is more than is read at once, %s; lower dispatch.batch or raise dispatch.page", s.Dispatch.Batch, c.cite("dispatch.page", s.Dispatch.Page))
+	}
+	if s.Quota.Headroom >= s.Quota.Limit {
+		c.add("quota.headroom", "%d leaves nothing of %s; lower quota.headroom", s.Quota.Headroom, c.cite("quota.limit", s.Quota.Limit))
+	}
+	if s.Lock.ETC > s.Lock.ETCMax {
+		c.add("lock.etc", "%v is more than %s; lower lock.etc or raise lock.etc_max", s.Lock.ETC, c.cite("lock.etc_max", s.Lock.ETCMax))
+	}
+	switch _, ok := s.Senders[s.DefaultSender]; {
+	case len(s.Senders) == 0:
+		c.add("senders", "there is none; configure one, e.g. senders.log.kind: log")
+	case s.DefaultSender == "":
+		c.add("default_sender", "must be set, since there are several senders: %s", strings.Join(s.SenderNames(), ", "))
+	case !ok:
+		c.add("default_sender", "%q is not one of the senders: %s", s.DefaultSender, strings.Join(s.SenderNames(), ", "))
+	}
+	for _, name := range s.SenderNames() {
+		c.times(name)
+	}
+}
+
+// times checks that a batch of the sender fits the lease and the stop.
+func (c *check) times(name string) {
+	s, snd := c.s, c.s.Senders[name]
+	if snd.InFlight < s.Dispatch.Batch {
+		c.add("senders."+name+".in_flight", "%d does not hold one batch, %s; raise in_flight or lower dispatch.batch", snd.InFlight, c.cite("dispatch.batch", s.Dispatch.Batch))
+	}
+	b := s.BatchTime(name)
+	parts := c.cite("dispatch.claim_timeout", s.Dispatch.ClaimTimeout) + " + " + c.cite("senders."+name+".call_timeout", snd.CallTimeout)
+	etc, path := s.Lock.ETC, "lock.etc"
+	if s.Lock.ETCMax <= etc {
+		etc, path = s.Lock.ETCMax, "lock.etc_max"
+	}
+	if m := Margin(etc); etc < b+m {
+		c.add(path, "%v is too short for a batch of senders.%s: %s + margin %v = %v (margin: 1 %% of the lease of %v + %v + 100ms); set %s to at least %v or shorten the timeouts",
+			etc, name, parts, m, b+m, Lease(etc), min(500*time.Millisecond, Lease(etc)/10), path, LeastETC(b))
+	}
+	if need := b + RecordGrace + StopReserve; s.StopTimeout < need {
+		c.add("stop_timeout", "%v is too short to end a batch of senders.%s: %s + recording %v + %v = %v; raise stop_timeout to at least %v or shorten the timeouts",
+			s.StopTimeout, name, parts, RecordGrace, StopReserve, need, need)
+	}
+}
