@@ -216,8 +216,8 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		next, scheduled := c.agenda.next()
 		c.mu.Unlock()
 		for _, e := range started {
-			id := e.school
-			c.turns.Go(func() { c.runTurn(soft, id) })
+			id, senderName := e.school, e.sender
+			c.turns.Go(func() { c.runTurn(soft, id, senderName) })
 		}
 		wait := time.Hour
 		if scheduled {
@@ -244,8 +244,8 @@ func (c *Coordinator) Run(ctx context.Context) error {
 
 // runTurn runs one school's turn on its slot and gives the agenda what follows.
 // Whatever happens inside concerns this school alone (R8).
-func (c *Coordinator) runTurn(ctx context.Context, schoolID string) {
-	v, t := c.guardedTurn(ctx, schoolID)
+func (c *Coordinator) runTurn(ctx context.Context, schoolID, senderName string) {
+	v, t := c.guardedTurn(ctx, schoolID, senderName)
 	now := time.Now()
 	next, notFrom := time.Time{}, time.Time{}
 	c.mu.Lock()
@@ -283,7 +283,7 @@ func (c *Coordinator) runTurn(ctx context.Context, schoolID string) {
 	}
 }
 
-func (c *Coordinator) guardedTurn(ctx context.Context, schoolID string) (v verdict, t *turn) {
+func (c *Coordinator) guardedTurn(ctx context.Context, schoolID, senderName string) (v verdict, t *turn) {
 	t = &turn{c: c, school: schoolID}
 	defer func() {
 		if r := recover(); r != nil {
@@ -294,6 +294,13 @@ func (c *Coordinator) guardedTurn(ctx context.Context, schoolID string) (v verdi
 			v = verdict{kind: verdictFailed}
 		}
 	}()
+	// What the agenda believes of the sender spares the lock of a school that
+	// could not send; the term tells what it really is.
+	if l := c.lanes[senderName]; l != nil {
+		if wait, ok := l.open(time.Now()); !ok {
+			return verdict{kind: verdictLater, look: true, wait: wait}, t
+		}
+	}
 	v, err := t.run(ctx)
 	if err != nil && ctx.Err() == nil {
 		c.log.Warn("a turn failed and is tried again", "event", "turn_failed", "school", schoolID, "fence", t.term.Fence, "error", err)
