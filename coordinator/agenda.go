@@ -33,7 +33,8 @@ const (
 
 type entry struct {
 	school   string
-	sender   string
+	sender   string // as far as known; the term tells what it is
+	slotOf   string // placeRunning: the sender its slot is counted for
 	place    place
 	at       time.Time // placeLater: when it is due
 	since    time.Time // since when it has had due work: the order of the ready list
@@ -106,8 +107,8 @@ func (a *agenda) start(now time.Time) []*entry {
 		i := a.pick()
 		e := a.ready[i]
 		a.ready = slices.Delete(a.ready, i, i+1)
-		e.place, e.again = placeRunning, false
-		a.running[e.sender]++
+		e.place, e.again, e.slotOf = placeRunning, false, e.sender
+		a.running[e.slotOf]++
 		a.taken++
 		started = append(started, e)
 	}
@@ -135,8 +136,8 @@ func (a *agenda) done(school string, next, notFrom, now time.Time) {
 		return
 	}
 	a.taken--
-	if a.running[e.sender]--; a.running[e.sender] == 0 {
-		delete(a.running, e.sender)
+	if a.running[e.slotOf]--; a.running[e.slotOf] == 0 {
+		delete(a.running, e.slotOf)
 	}
 	e.notFrom = notFrom
 	if e.again {

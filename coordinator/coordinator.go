@@ -250,6 +250,9 @@ func (c *Coordinator) runTurn(ctx context.Context, schoolID, senderName string) 
 	next, notFrom := time.Time{}, time.Time{}
 	c.mu.Lock()
 	e := c.agenda.entries[schoolID]
+	if t.lane != nil {
+		e.sender = t.lane.name
+	}
 	switch v.kind {
 	case verdictFailed:
 		e.failures++
@@ -344,9 +347,6 @@ func (c *Coordinator) look(schoolID, senderName string, in, dueFor time.Duration
 	at := now.Add(in)
 	if !c.isPreferred(schoolID) {
 		at = at.Add(preferredLead)
-	}
-	if senderName == "" {
-		senderName = c.cfg.DefaultSender
 	}
 	c.mu.Lock()
 	c.agenda.wake(schoolID, senderName, at, at.Add(-dueFor))
