@@ -70,6 +70,37 @@ var ownings = map[string]func(context.Context) (report, error){
 		r.Kill()
 		return rep, nil
 	},
+	"program": func(ctx context.Context) (report, error) {
+		p, err := StartProgram(ctx, ProgramConfig{Path: "sleep", Args: []string{"3600"}})
+		if err != nil {
+			return report{}, err
+		}
+		return report{PIDs: []int{p.PID()}}, nil
+	},
+	// A shell that has children in its group, all standing still.
+	"paused program": func(ctx context.Context) (report, error) {
+		p, err := StartProgram(ctx, ProgramConfig{Path: "sh", Args: []string{"-c", "sleep 3600 & sleep 3600"}})
+		if err != nil {
+			return report{}, err
+		}
+		var children []int
+		err = poll(ctx, p.proc, func() (bool, error) {
+			children = childrenOf(p.PID())
+			return len(children) == 2, nil
+		})
+		if err != nil {
+			return report{}, err
+		}
+		return report{PIDs: append(children, p.PID())}, p.Pause()
+	},
+	"builder": func(ctx context.Context) (report, error) {
+		b, err := NewBuilder(false)
+		if err != nil {
+			return report{}, err
+		}
+		_, err = b.Build(ctx, testProgram)
+		return report{Dirs: []string{b.dir}}, err
+	},
 	"postgres": func(ctx context.Context) (report, error) {
 		p, err := StartPostgres(ctx, PostgresConfig{Fast: true})
 		if err != nil {
@@ -109,6 +140,10 @@ func TestNothingOutlivesItsOwner(t *testing.T) {
 		{"redis", "os.Exit", say("exit")},
 		{"paused redis", "SIGKILL", signal(syscall.SIGKILL)},
 		{"killed redis", "SIGKILL", signal(syscall.SIGKILL)},
+		{"program", "SIGKILL", signal(syscall.SIGKILL)},
+		{"program", "os.Exit", say("exit")},
+		{"paused program", "SIGKILL", signal(syscall.SIGKILL)},
+		{"builder", "SIGKILL", signal(syscall.SIGKILL)},
 		{"postgres", "SIGKILL", signal(syscall.SIGKILL)},
 		{"postgres", "panic", say("panic")},
 		{"paused postgres", "SIGKILL", signal(syscall.SIGKILL)},
@@ -156,7 +191,7 @@ func startOwner(t *testing.T, kind string) (report, *exec.Cmd, *bufio.Writer) {
 		_ = cmd.Wait()
 		t.Fatalf("owner of %s: %v: %s", kind, err, said.b)
 	}
-	require.NotEmpty(t, rep.PIDs)
+	require.NotEmpty(t, len(rep.PIDs)+len(rep.Dirs))
 	return rep, cmd, bufio.NewWriter(in)
 }
 

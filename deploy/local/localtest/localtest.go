@@ -38,6 +38,7 @@ var shared struct {
 	err      error
 	serial   int
 	prepared map[string]*prepared
+	builder  *local.Builder
 }
 
 type prepared struct {
@@ -74,10 +75,14 @@ func closeShared() error {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	shared.closed = true
-	if shared.postgres == nil {
-		return nil
+	var errs []error
+	if shared.postgres != nil {
+		errs = append(errs, shared.postgres.Close())
 	}
-	return shared.postgres.Close()
+	if shared.builder != nil {
+		errs = append(errs, shared.builder.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Redis starts a redis-server for this test alone, which ends with it.
@@ -183,6 +188,66 @@ func PreparedDatabase(tb testing.TB, name string, prepare func(ctx context.Conte
 		tb.Fatalf("prepare database %s: %v", template, p.err)
 	}
 	return clone(tb, template)
+}
+
+// Proxy starts a fault proxy before the server at target ("host:port") for
+// this test.
+func Proxy(tb testing.TB, target string) *local.Proxy {
+	tb.Helper()
+	p, err := local.StartProxy(target)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return p
+}
+
+// Build builds one of our programs, once for each test binary, and returns its
+// path.
+func Build(tb testing.TB, pkg string, tags ...string) string {
+	tb.Helper()
+	shared.mu.Lock()
+	if shared.closed {
+		shared.mu.Unlock()
+		tb.Fatal("the shared builder has been closed already")
+	}
+	if shared.builder == nil {
+		b, err := local.NewBuilder(false)
+		if err != nil {
+			shared.mu.Unlock()
+			tb.Fatal(err)
+		}
+		shared.builder = b
+	}
+	b := shared.builder
+	shared.mu.Unlock()
+	path, err := b.Build(tb.Context(), pkg, tags...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return path
+}
+
+// Program starts a program for this test, which is killed after it if it still
+// runs.
+func Program(tb testing.TB, cfg local.ProgramConfig) *local.Program {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), startTimeout)
+	defer cancel()
+	p, err := local.StartProgram(ctx, cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return p
 }
 
 func clone(tb testing.TB, template string) string {

@@ -2,12 +2,14 @@ package localtest_test
 
 import (
 	"context"
+	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"schoolbell/deploy/local"
 	"schoolbell/deploy/local/localtest"
 )
 
@@ -61,6 +63,28 @@ func TestPreparedDatabaseIsPreparedOnce(t *testing.T) {
 func TestRedisIsPrivate(t *testing.T) {
 	t.Parallel()
 	require.NotEqual(t, localtest.Redis(t).Addr(), localtest.Redis(t).Addr())
+}
+
+func TestProgramIsBuiltAndRun(t *testing.T) {
+	t.Parallel()
+	const pkg = "schoolbell/deploy/local/testdata/program"
+	path := localtest.Build(t, pkg)
+	require.Equal(t, path, localtest.Build(t, pkg))
+	p := localtest.Program(t, local.ProgramConfig{Path: path, Args: []string{"exit", "4"}})
+	code, err := p.Wait(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 4, code)
+}
+
+func TestProxyBeforePostgres(t *testing.T) {
+	t.Parallel()
+	server := localtest.Postgres(t)
+	proxy := localtest.Proxy(t, server.Addr())
+	conn := connect(t, strings.Replace(server.URL("postgres"), server.Addr(), proxy.Addr(), 1))
+	proxy.SwallowReply(local.RequestContains("select 7"), 1)
+	_, err := conn.Exec(t.Context(), "SELECT 7")
+	require.Error(t, err)
+	require.Equal(t, 1, proxy.Swallowed())
 }
 
 func connect(t *testing.T, url string) *pgx.Conn {

@@ -1,0 +1,5 @@
+//go:build red
+
+package main
+
+const colour = "red"
