@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -356,19 +357,21 @@ func slicesRepeat(err error, n int) []error {
 // still on its way.
 type overlap struct {
 	*watchdogtest.Memory
-	extending int
-	seen      bool
+	extending atomic.Int64
+	seen      atomic.Bool
 }
 
 func (o *overlap) Extend(ctx context.Context, name, acquisition string, lease time.Duration, renewal int64) error {
-	o.extending++
-	defer func() { o.extending-- }()
+	o.extending.Add(1)
+	defer o.extending.Add(-1)
 	time.Sleep(500 * time.Millisecond) // the call's way; it does not end with its context
 	return o.Memory.Extend(context.WithoutCancel(ctx), name, acquisition, lease, renewal)
 }
 
 func (o *overlap) Release(ctx context.Context, name, acquisition string) error {
-	o.seen = o.seen || o.extending > 0
+	if o.extending.Load() > 0 {
+		o.seen.Store(true)
+	}
 	return o.Memory.Release(ctx, name, acquisition)
 }
 
@@ -377,12 +380,12 @@ func TestWatchdogHasEndedBeforeTheRelease(t *testing.T) {
 		o := &overlap{Memory: watchdogtest.NewMemory()}
 		k := newKeeper(t, watchdog.Config{}, "one", o)
 		require.NoError(t, k.Hold(t.Context(), "A", etc, func(ctx context.Context, l *watchdog.Lease) error {
-			for o.extending == 0 {
+			for o.extending.Load() == 0 {
 				time.Sleep(100 * time.Millisecond)
 			}
 			return nil
 		}))
-		require.False(t, o.seen, "released while an extension was on its way")
+		require.False(t, o.seen.Load(), "released while an extension was on its way")
 		events := o.Events()
 		require.Equal(t, watchdogtest.Release, events[len(events)-1].Op)
 	})

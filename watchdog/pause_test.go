@@ -138,7 +138,7 @@ func TestNeverTwoOpenGates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const replicas = 4
 		m := watchdogtest.NewMemory()
-		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Hour)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
 		defer cancel()
 
 		var mu sync.Mutex
