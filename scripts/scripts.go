@@ -46,6 +46,7 @@ func load(name string) Script {
 	if err != nil {
 		panic("scripts: " + name + ".lua is not embedded: " + err.Error())
 	}
-	sum := sha1.Sum(src)
-	return Script{Name: name, Source: string(src), SHA: hex.EncodeToString(sum[:])}
+	source := include(string(src))
+	sum := sha1.Sum([]byte(source))
+	return Script{Name: name, Source: source, SHA: hex.EncodeToString(sum[:])}
 }

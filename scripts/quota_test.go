@@ -1,0 +1,48 @@
+package scripts
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestQuotaScriptsAreWhole(t *testing.T) {
+	t.Parallel()
+	for _, s := range []Script{Reserve(), Settle(), Reconcile(), Rebuild(), Peek()} {
+		t.Run(s.Name, func(t *testing.T) {
+			t.Parallel()
+			require.NotContains(t, s.Source, "-- include", "every include was put in")
+			require.Equal(t, 1, strings.Count(s.Source, "redis.call('TIME')"), "the clock is read once")
+			require.NotContains(t, s.Source, "os.", "no other clock")
+			for _, part := range []string{"-- KEYS[1]", "-- Returns", "-- Atomic because", "repeat is"} {
+				require.Contains(t, s.Source, part)
+			}
+			require.Len(t, s.SHA, 40)
+		})
+	}
+}
+
+func TestQuotaScriptsBuildNoKeys(t *testing.T) {
+	t.Parallel()
+	for _, s := range []Script{Reserve(), Settle(), Reconcile(), Rebuild(), Peek()} {
+		require.NotContains(t, s.Source, ".. ':", s.Name)
+		require.NotContains(t, s.Source, "'schoolbell", s.Name)
+	}
+}
+
+func TestPeekWritesNothing(t *testing.T) {
+	t.Parallel()
+	for _, write := range []string{"HSET", "DEL", "PEXPIRE", "HDEL", "'SET'"} {
+		require.NotContains(t, Peek().Source, write)
+	}
+}
+
+func TestOnlyReserveTouchesTheLockAndOnlyItsBatch(t *testing.T) {
+	t.Parallel()
+	for _, s := range []Script{Settle(), Reconcile(), Rebuild(), Peek()} {
+		require.NotContains(t, s.Source, "'HSET', lock", s.Name)
+	}
+	require.Equal(t, 1, strings.Count(Reserve().Source, "'HSET', lock"))
+	require.Contains(t, Reserve().Source, "redis.call('HSET', lock, 'batch', batch)")
+}
