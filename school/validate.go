@@ -225,6 +225,9 @@ func reserved(key string) bool {
 }
 
 func validateData(field string, data map[string]string) error {
+	if len(data) > MaxPayload { // no key is shorter than a byte; refused before it costs anything
+		return &FieldError{Field: field, Message: "has more keys than the payload has bytes"}
+	}
 	for _, k := range slices.Sorted(maps.Keys(data)) { // sorted: the same request gets the same answer
 		v := data[k]
 		switch {

@@ -30,7 +30,7 @@ func (c *Client) Upload(ctx context.Context, n NoticeRequest, recipients iter.Se
 	out, err := c.UploadFrom(ctx, pr, idempotencyKey)
 	_ = pr.CloseWithError(errUploadEnded) // a refused upload: the encoder stops at its next write
 	encodeErr := <-encoded
-	if err != nil && encodeErr != nil && !errors.Is(encodeErr, errUploadEnded) {
+	if err != nil && encodeErr != nil && !errors.Is(encodeErr, errUploadEnded) && !errors.Is(encodeErr, io.ErrClosedPipe) {
 		return out, fmt.Errorf("upload notice of school %s: %w", n.School, encodeErr)
 	}
 	return out, err

@@ -1,0 +1,378 @@
+package web
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"schoolbell/coordinator/api"
+	"schoolbell/school"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeStore keeps notices and schools in memory. It follows the contract of
+// Notices.Accept to the letter: the key first, then the recipients, all or
+// nothing.
+type fakeStore struct {
+	mu       sync.Mutex
+	lastID   int64
+	notices  map[int64]*stored
+	schools  map[string]*school.Backlog
+	accepts  int   // calls of Accept
+	taken    int   // recipients taken from the sequence, also of what was rolled back
+	err      error // answers everything
+	pingErr  error
+	onAccept func(ctx context.Context) error // before anything
+}
+
+type stored struct {
+	notice     school.Notice
+	receipt    school.Receipt
+	recipients []school.NewRecipient
+}
+
+func newFakeStore() *fakeStore {
+	return &fakeStore{notices: make(map[int64]*stored), schools: make(map[string]*school.Backlog)}
+}
+
+func (f *fakeStore) Accept(ctx context.Context, n *school.Notice, total int, recipients iter.Seq2[school.NewRecipient, error]) (school.Receipt, error) {
+	f.mu.Lock()
+	f.accepts++
+	on, err := f.onAccept, f.err
+	f.mu.Unlock()
+	if on != nil {
+		if err := on(ctx); err != nil {
+			return school.Receipt{}, err
+		}
+	}
+	if err != nil {
+		return school.Receipt{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n.IdempotencyKey != "" {
+		for _, s := range f.notices {
+			if s.notice.School == n.School && s.notice.IdempotencyKey == n.IdempotencyKey {
+				if !bytes.Equal(s.notice.RequestHash, n.RequestHash) {
+					return school.Receipt{}, fmt.Errorf("accept: %w", school.ErrIdempotencyMismatch)
+				}
+				r := s.receipt
+				r.Replay = true
+				return r, nil
+			}
+		}
+	}
+	s := &stored{notice: *n}
+	for r, err := range recipients {
+		if err != nil {
+			return school.Receipt{}, fmt.Errorf("accept: %w", err)
+		}
+		f.taken++
+		s.recipients = append(s.recipients, r)
+	}
+	if len(s.recipients) != total {
+		return school.Receipt{}, fmt.Errorf("accept: %d recipients of %d", len(s.recipients), total)
+	}
+	if err := ctx.Err(); err != nil {
+		return school.Receipt{}, err
+	}
+	f.lastID++
+	s.notice.ID = f.lastID
+	s.receipt = school.Receipt{ID: f.lastID, School: n.School, Status: school.NoticePending, Total: total}
+	f.notices[f.lastID] = s
+	if f.schools[n.School] == nil {
+		f.schools[n.School] = &school.Backlog{School: school.School{ID: n.School, CreatedAt: testNow}}
+	}
+	return s.receipt, nil
+}
+
+func (f *fakeStore) Notice(_ context.Context, id int64) (school.Progress, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return school.Progress{}, f.err
+	}
+	s, ok := f.notices[id]
+	if !ok {
+		return school.Progress{}, fmt.Errorf("notice %d: %w", id, school.ErrNotFound)
+	}
+	return s.progress(), nil
+}
+
+func (s *stored) progress() school.Progress {
+	p := school.Progress{Notice: s.notice, Status: school.NoticePending, CreatedAt: testNow}
+	p.Counts.Total = len(s.recipients)
+	seen := make(map[string]bool)
+	for _, r := range s.recipients {
+		if seen[r.Token] {
+			p.Counts.Skipped.Duplicate++
+		} else {
+			p.Counts.Waiting++
+		}
+		seen[r.Token] = true
+	}
+	return p
+}
+
+func (f *fakeStore) Notices(_ context.Context, q school.NoticeFilter) ([]school.Progress, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []school.Progress
+	for id := f.lastID; id > 0 && len(out) < q.Limit; id-- {
+		s := f.notices[id]
+		if s == nil || (q.School != "" && s.notice.School != q.School) || (q.Before != 0 && id >= q.Before) {
+			continue
+		}
+		p := s.progress()
+		if q.Status == "" || q.Status == p.Status {
+			out = append(out, p)
+		}
+	}
+	return out, f.err
+}
+
+func (f *fakeStore) Recipients(_ context.Context, id int64, q school.RecipientFilter) ([]school.RecipientRow, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s, ok := f.notices[id]
+	if !ok {
+		return nil, school.ErrNotFound
+	}
+	var out []school.RecipientRow
+	for i, r := range s.recipients {
+		if seq := i + 1; seq > q.After && len(out) < q.Limit && (q.State == "" || q.State == school.Pending) {
+			out = append(out, school.RecipientRow{Seq: seq, Ref: r.Ref, MessageID: school.MessageID(id, seq), Token: "…", State: school.Pending})
+		}
+	}
+	return out, nil
+}
+
+func (f *fakeStore) PutSchool(_ context.Context, id string, c school.SchoolChange) (school.School, bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b, had := f.schools[id]
+	if !had {
+		b = &school.Backlog{School: school.School{ID: id, CreatedAt: testNow}}
+		f.schools[id] = b
+	}
+	if c.Name != nil {
+		b.School.Name = *c.Name
+	}
+	if c.Sender != nil {
+		b.School.Sender = *c.Sender
+	}
+	if c.Limit != nil {
+		b.School.Limit = c.Limit
+	}
+	if c.Rest != nil {
+		b.School.Rest = c.Rest
+	}
+	return b.School, !had, f.err
+}
+
+func (f *fakeStore) School(_ context.Context, id string) (school.Backlog, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b, ok := f.schools[id]
+	if !ok {
+		return school.Backlog{}, school.ErrNotFound
+	}
+	return *b, f.err
+}
+
+func (f *fakeStore) Schools(_ context.Context, afterID string, limit int) ([]school.Backlog, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []school.Backlog
+	for _, b := range f.schools {
+		if b.School.ID > afterID {
+			out = append(out, *b)
+		}
+	}
+	slices.SortFunc(out, func(a, b school.Backlog) int { return cmp.Compare(a.School.ID, b.School.ID) })
+	return out[:min(limit, len(out))], f.err
+}
+
+func (f *fakeStore) Ping(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.pingErr
+}
+
+func (f *fakeStore) set(change func(f *fakeStore)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(f)
+}
+
+// counts returns how often Accept was called and what it took and kept.
+func (f *fakeStore) counts() (accepts, taken, kept int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.accepts, f.taken, len(f.notices)
+}
+
+type fakeArbiter struct {
+	mu    sync.Mutex
+	peeks map[string]school.Peek
+	err   error
+	asked int
+}
+
+func (f *fakeArbiter) Peek(_ context.Context, id string) (school.Peek, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked++
+	return f.peeks[id], f.err
+}
+
+type fakeWaker struct {
+	mu    sync.Mutex
+	woken []string
+}
+
+func (f *fakeWaker) Wake(ids ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.woken = append(f.woken, ids...)
+}
+
+type fakeCluster struct{ err error }
+
+func (f fakeCluster) Replicas(context.Context) ([]Replica, error) {
+	return []Replica{{Instance: "one", Version: "v1", Since: testNow, SchoolsHeld: 2, Self: true}}, f.err
+}
+
+func (fakeCluster) Senders(context.Context) ([]SenderStatus, error) {
+	return []SenderStatus{{Name: "log", Kind: "log"}, {Name: "fcm", Kind: "fcm", Stopped: true, Reason: "authentication", RatePerMinute: 600000}}, nil
+}
+
+var testNow = time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)
+
+// world is a server with everything around it.
+type world struct {
+	t       *testing.T
+	store   *fakeStore
+	arbiter *fakeArbiter
+	waker   *fakeWaker
+	reg     *prometheus.Registry
+	log     *lockedBuffer
+	server  *Server
+	dir     string // of uploads
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+const testKey = "a-key-that-must-stay-secret"
+
+func newWorld(t *testing.T, change func(*Config, *Deps)) *world {
+	t.Helper()
+	w := &world{t: t, store: newFakeStore(), arbiter: &fakeArbiter{peeks: make(map[string]school.Peek)}, waker: &fakeWaker{},
+		reg: prometheus.NewRegistry(), log: &lockedBuffer{}, dir: t.TempDir()}
+	cfg := Config{Rule: school.Rule{Limit: 5000, Rest: 180 * time.Second}, UploadDir: w.dir,
+		Version: api.Version{Version: "v0", Commit: "abc", Go: "go"}}
+	deps := Deps{Notices: w.store, Schools: w.store, Database: w.store, Arbiter: w.arbiter, Waker: w.waker, Cluster: fakeCluster{},
+		Auth: AdminKey(testKey), Registerer: w.reg, Gatherer: w.reg, Log: slog.New(slog.NewJSONHandler(w.log, nil)),
+		Now: func() time.Time { return testNow }}
+	if change != nil {
+		change(&cfg, &deps)
+	}
+	s, err := New(cfg, deps)
+	require.NoError(t, err)
+	w.server = s
+	return w
+}
+
+// do asks the handler directly, with the key, and returns the answer.
+func (w *world) do(method, target, contentType string, body io.Reader, headers ...string) *httptest.ResponseRecorder {
+	w.t.Helper()
+	r := httptest.NewRequest(method, target, body)
+	r.Header.Set("Authorization", "Bearer "+testKey)
+	if contentType != "" {
+		r.Header.Set("Content-Type", contentType)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	rec := httptest.NewRecorder()
+	w.server.Handler().ServeHTTP(rec, r)
+	return rec
+}
+
+func (w *world) post(body string, headers ...string) *httptest.ResponseRecorder {
+	w.t.Helper()
+	return w.do(http.MethodPost, "/v1/notices", api.JSON, strings.NewReader(body), headers...)
+}
+
+func (w *world) upload(body io.Reader, headers ...string) *httptest.ResponseRecorder {
+	w.t.Helper()
+	return w.do(http.MethodPost, "/v1/notices", api.NDJSON, body, headers...)
+}
+
+func (w *world) get(target string) *httptest.ResponseRecorder {
+	w.t.Helper()
+	return w.do(http.MethodGet, target, "", nil)
+}
+
+// requireError checks an answer that refuses, down to its form.
+func requireError(t *testing.T, rec *httptest.ResponseRecorder, code api.Code, field string) api.Error {
+	t.Helper()
+	var body api.ErrorBody
+	require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &body), rec.Body.String())
+	require.Equal(t, code, body.Error.Code, rec.Body.String())
+	require.Equal(t, code.Status(), rec.Code)
+	require.Equal(t, field, body.Error.Field, rec.Body.String())
+	require.NotEmpty(t, body.Error.Message)
+	require.NotEmpty(t, body.Error.RequestID)
+	require.Equal(t, rec.Header().Get("X-Request-Id"), body.Error.RequestID)
+	require.Equal(t, api.JSON, rec.Header().Get("Content-Type"))
+	if code == api.Unavailable || code == api.RateLimited {
+		require.NotEmpty(t, rec.Header().Get("Retry-After"))
+	}
+	return body.Error
+}
+
+// requireAnswer decodes an answer into T.
+func requireAnswer[T any](t *testing.T, rec *httptest.ResponseRecorder, status int) T {
+	t.Helper()
+	require.Equal(t, status, rec.Code, rec.Body.String())
+	dec := json.NewDecoder(rec.Body)
+	dec.DisallowUnknownFields()
+	var out T
+	require.NoError(t, dec.Decode(&out))
+	return out
+}
+
+const small = `{"school":"A","title":"t","body":"b","recipients":[{"token":"tok-1"}]}`
