@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"os"
+	"runtime"
 	"strconv"
 	"testing"
 	"time"
@@ -89,4 +90,23 @@ func TestReadStatTakesAnyProgramName(t *testing.T) {
 	require.NotZero(t, st.born)
 	_, err = os.Stat("/proc/" + strconv.Itoa(os.Getpid()))
 	require.NoError(t, err)
+}
+
+// The parent-death signal goes by threads: a process must not die with the
+// thread of whoever asked for its start.
+func TestProcessOutlivesTheThreadOfItsCaller(t *testing.T) {
+	t.Parallel()
+	var r *Redis
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked, so that the thread ends here
+		r, err = StartRedis(bounded(t), RedisConfig{Memory: true})
+	}()
+	<-done
+	require.NoError(t, err)
+	defer r.Close()
+	require.Never(t, func() bool { return r.PID() == 0 }, 300*time.Millisecond, 20*time.Millisecond)
+	require.Equal(t, "+PONG", asked(t, r.Addr(), "PING"))
 }

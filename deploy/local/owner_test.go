@@ -22,6 +22,7 @@ const ownerEnv = "SCHOOLBELL_LOCAL_TEST_OWNER"
 type report struct {
 	PIDs []int
 	Dirs []string
+	Left string // a folder that nobody is left to remove
 }
 
 func own(kind string) {
@@ -69,6 +70,14 @@ var ownings = map[string]func(context.Context) (report, error){
 		rep := report{PIDs: []int{r.PID()}, Dirs: []string{r.srv.dir}}
 		r.Kill()
 		return rep, nil
+	},
+	// The parent-death signal must do alone what it can: the process ends.
+	"unguarded redis": func(ctx context.Context) (report, error) {
+		r, err := StartRedis(ctx, RedisConfig{})
+		if err != nil {
+			return report{}, err
+		}
+		return report{PIDs: []int{r.PID()}, Left: r.srv.dir}, r.srv.guard.cmd.Process.Kill()
 	},
 	"program": func(ctx context.Context) (report, error) {
 		p, err := StartProgram(ctx, ProgramConfig{Path: "sleep", Args: []string{"3600"}})
@@ -140,6 +149,7 @@ func TestNothingOutlivesItsOwner(t *testing.T) {
 		{"redis", "os.Exit", say("exit")},
 		{"paused redis", "SIGKILL", signal(syscall.SIGKILL)},
 		{"killed redis", "SIGKILL", signal(syscall.SIGKILL)},
+		{"unguarded redis", "SIGKILL", signal(syscall.SIGKILL)},
 		{"program", "SIGKILL", signal(syscall.SIGKILL)},
 		{"program", "os.Exit", say("exit")},
 		{"paused program", "SIGKILL", signal(syscall.SIGKILL)},
@@ -155,6 +165,9 @@ func TestNothingOutlivesItsOwner(t *testing.T) {
 		t.Run(tc.kind+" "+tc.name, func(t *testing.T) {
 			t.Parallel()
 			rep, cmd, in := startOwner(t, tc.kind)
+			if rep.Left != "" {
+				t.Cleanup(func() { require.NoError(t, os.RemoveAll(rep.Left)) })
+			}
 			for _, dir := range rep.Dirs {
 				require.False(t, noFolder(dir))
 			}

@@ -75,7 +75,7 @@ func StartPostgres(ctx context.Context, cfg PostgresConfig) (*Postgres, error) {
 	if cfg.MaxConnections == 0 {
 		cfg.MaxConnections = 200
 	}
-	bin, err := postgresPrograms()
+	bin, err := postgresPrograms("/usr/lib/postgresql/*/bin")
 	if err != nil {
 		return nil, fmt.Errorf("start postgres: %w", err)
 	}
@@ -404,10 +404,10 @@ func signalAll(pids []int, sig syscall.Signal) error {
 	return errors.Join(errs...)
 }
 
-// postgresPrograms finds the folder of the newest PostgreSQL. Debian keeps
-// initdb and postgres out of the PATH.
-func postgresPrograms() (string, error) {
-	dirs, err := filepath.Glob("/usr/lib/postgresql/*/bin")
+// postgresPrograms finds the folder of the newest PostgreSQL: where Debian, who
+// keeps initdb and postgres out of the PATH, puts each version, or in the PATH.
+func postgresPrograms(pattern string) (string, error) {
+	dirs, err := filepath.Glob(pattern)
 	if err != nil {
 		return "", err
 	}

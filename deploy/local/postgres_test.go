@@ -3,6 +3,9 @@ package local
 import (
 	"context"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -172,4 +175,60 @@ func TestPostgresFailedStartSaysWhy(t *testing.T) {
 	t.Parallel()
 	_, err := StartPostgres(bounded(t), PostgresConfig{Fast: true, Settings: map[string]string{"no_such_setting": "1"}})
 	require.ErrorContains(t, err, "no_such_setting")
+}
+
+func TestPostgresProgramsAreTheNewest(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	dir := t.TempDir()
+	pattern := filepath.Join(dir, "*", "bin")
+	_, err := postgresPrograms(pattern)
+	require.ErrorIs(t, err, exec.ErrNotFound)
+	require.ErrorContains(t, err, "Debian package postgresql")
+
+	for _, v := range []string{"9.6", "15", "17"} {
+		bin := filepath.Join(dir, v, "bin")
+		require.NoError(t, os.MkdirAll(bin, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(bin, "initdb"), nil, 0o755))
+		if v != "17" { // only the client is installed
+			require.NoError(t, os.WriteFile(filepath.Join(bin, "postgres"), nil, 0o755))
+		}
+	}
+	bin, err := postgresPrograms(pattern)
+	require.NoError(t, err)
+	require.Equal(t, filepath.Join(dir, "15", "bin"), bin)
+}
+
+func TestPostgresFolderCanBeEnteredByItsUser(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(dir, 0o700))
+	inside := filepath.Join(dir, "inside")
+	require.NoError(t, os.Mkdir(inside, 0o755))
+	t.Setenv("TMPDIR", inside)
+	require.Equal(t, inside, folderFor(nil), "we are its user")
+	require.Equal(t, "/tmp", folderFor(&syscall.Credential{Uid: 1}))
+}
+
+// Each session is a process of its own that outlives its parent if that is
+// killed; it must not go on with what it does.
+func TestPostgresKillEndsBusySessions(t *testing.T) {
+	t.Parallel()
+	ctx := bounded(t)
+	p := startedPostgres(t, PostgresConfig{Fast: true})
+	conn := connected(t, p.URL("postgres"))
+	backend := int(conn.PgConn().PID())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(ctx, "SELECT pg_sleep(3600)")
+		ended <- err
+	}()
+	watch := connected(t, p.URL("postgres"))
+	eventually(t, "the session is busy", func() bool {
+		var busy bool
+		err := watch.QueryRow(ctx, "SELECT state = 'active' FROM pg_stat_activity WHERE pid = $1", backend).Scan(&busy)
+		return err == nil && busy
+	})
+	p.Kill()
+	require.True(t, gone(backend), "already when Kill returns")
+	require.Error(t, <-ended)
+	require.NoError(t, p.Restart(ctx, Fast))
 }

@@ -223,18 +223,21 @@ func childrenOf(pid int) []int {
 // poll calls done until it says true or fails, and answers why it ended
 // otherwise: the context, or the process that ended (errExited).
 func poll(ctx context.Context, p *process, done func() (bool, error)) error {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
+	var exited <-chan struct{}
+	if p != nil {
+		exited = p.exited
+	}
+	wait := 2 * time.Millisecond
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
 	for {
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
-		var exited <-chan struct{}
-		if p != nil {
-			exited = p.exited
-		}
 		select {
-		case <-tick.C:
+		case <-timer.C:
+			wait = min(wait*5/4, 50*time.Millisecond)
+			timer.Reset(wait)
 		case <-exited:
 			return errExited
 		case <-ctx.Done():

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -34,27 +35,59 @@ type RedisConfig struct {
 // goroutines.
 type Redis struct {
 	bin  string
-	cfg  RedisConfig
+	role redisRole
 	port int
 	srv  *server
+}
+
+// redisRole is what a redis-server is started as.
+type redisRole struct {
+	// args is the whole command line, for the port and folders of r. It is
+	// asked at each start, when the data folder exists.
+	args func(r *Redis) ([]string, error)
+
+	// offsets from the port at which further ports must be free.
+	offsets []int
 }
 
 // StartRedis starts a redis-server and returns when it answers. The context
 // bounds the start, not the server's life. The caller closes it.
 func StartRedis(ctx context.Context, cfg RedisConfig) (*Redis, error) {
-	return startRedis(ctx, cfg, nil)
+	role, err := plainRedis(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return startRedis(ctx, role)
 }
 
-// startRedis is StartRedis with further arguments that depend on the port, and
-// with the ports at the given offsets free too.
-func startRedis(ctx context.Context, cfg RedisConfig, args func(port int) []string, offsets ...int) (*Redis, error) {
-	switch cfg.Fsync {
+func plainRedis(cfg RedisConfig) (redisRole, error) {
+	fsync, aof := cfg.Fsync, "yes"
+	switch fsync {
 	case "":
-		cfg.Fsync = "everysec"
+		fsync = "everysec"
 	case "everysec", "always", "no":
 	default:
-		return nil, fmt.Errorf("start redis: fsync %q: want everysec, always or no", cfg.Fsync)
+		return redisRole{}, fmt.Errorf("start redis: fsync %q: want everysec, always or no", fsync)
 	}
+	if cfg.Memory {
+		aof = "no"
+	}
+	return redisRole{args: func(r *Redis) ([]string, error) {
+		args := []string{
+			"--bind", "127.0.0.1",
+			"--port", strconv.Itoa(r.port),
+			"--dir", r.dataDir(),
+			"--save", "",
+			"--appendonly", aof,
+			"--appendfsync", fsync,
+			"--maxmemory-policy", "noeviction",
+			"--daemonize", "no",
+		}
+		return append(args, cfg.Args...), nil
+	}}, nil
+}
+
+func startRedis(ctx context.Context, role redisRole) (*Redis, error) {
 	bin, err := exec.LookPath("redis-server")
 	if err != nil {
 		return nil, fmt.Errorf("start redis: install the Debian package redis-server: %w", err)
@@ -63,14 +96,10 @@ func startRedis(ctx context.Context, cfg RedisConfig, args func(port int) []stri
 	if err != nil {
 		return nil, err
 	}
-	r := &Redis{bin: bin, srv: srv}
+	r := &Redis{bin: bin, role: role, srv: srv}
 	for range portAttempts {
-		r.cfg = cfg
-		if r.port, err = freePort(offsets...); err != nil {
+		if r.port, err = freePort(role.offsets...); err != nil {
 			break
-		}
-		if args != nil {
-			r.cfg.Args = append(append([]string(nil), cfg.Args...), args(r.port)...)
 		}
 		srv.mu.Lock()
 		err = r.start(ctx)
@@ -92,27 +121,17 @@ func (r *Redis) start(ctx context.Context) error {
 	if err := os.Mkdir(r.dataDir(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("start redis: %w", err) // such as after Close
 	}
-	aof := "yes"
-	if r.cfg.Memory {
-		aof = "no"
-	}
-	args := []string{
-		"--bind", "127.0.0.1",
-		"--port", strconv.Itoa(r.port),
-		"--dir", r.dataDir(),
-		"--save", "",
-		"--appendonly", aof,
-		"--appendfsync", r.cfg.Fsync,
-		"--maxmemory-policy", "noeviction",
-		"--daemonize", "no",
+	args, err := r.role.args(r)
+	if err != nil {
+		return fmt.Errorf("start redis: %w", err)
 	}
 	return r.srv.start(ctx, command{
 		path:        r.bin,
-		args:        append(args, r.cfg.Args...),
+		args:        args,
 		dir:         r.dataDir(),
 		deathSignal: syscall.SIGKILL,
 	}, func(ctx context.Context, p *process) (bool, error) {
-		return redisAnswers(ctx, r.port, p.pid), nil
+		return r.answers(ctx, p.pid), nil
 	})
 }
 
@@ -129,7 +148,7 @@ func (r *Redis) PID() int { return r.srv.pid() }
 // it on the same port. With keepData it is stopped in order (SIGTERM, which
 // flushes the append-only file) and comes back with what that file holds; a
 // Kill before it makes it a crash instead. Without, it comes back empty, as
-// after the loss of its disk.
+// after the loss of its disk; a Cluster node keeps its place in the cluster.
 func (r *Redis) Restart(ctx context.Context, keepData bool) error {
 	r.srv.mu.Lock()
 	defer r.srv.mu.Unlock()
@@ -217,30 +236,41 @@ func pause(p *process) error {
 	})
 }
 
-// redisAnswers reports whether the process pid answers PING at the port (so
-// not while it loads its data, and not another server that has the port).
-func redisAnswers(ctx context.Context, port, pid int) bool {
-	d := net.Dialer{Timeout: time.Second}
-	conn, err := d.DialContext(ctx, "tcp4", loopback(port))
-	if err != nil {
+// answers reports whether the process pid answers PING at our port (so not
+// while it loads its data, and not another server that has the port).
+func (r *Redis) answers(ctx context.Context, pid int) bool {
+	if pong, err := r.ask(ctx, "PING"); err != nil || pong != "+PONG" {
 		return false
+	}
+	info, err := r.ask(ctx, "INFO server")
+	return err == nil && strings.Contains(info, fmt.Sprintf("\r\nprocess_id:%d\r\n", pid))
+}
+
+// ask sends one inline command, on a connection of its own, and returns the
+// text of a bulk reply, or else the reply's first line. It needs no client
+// library, which the importers of this package have in their own version.
+func (r *Redis) ask(ctx context.Context, command string) (string, error) {
+	const patience = time.Second
+	d := net.Dialer{Timeout: patience}
+	conn, err := d.DialContext(ctx, "tcp4", r.Addr())
+	if err != nil {
+		return "", err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(time.Second))
-	if _, err := conn.Write([]byte("PING\r\nINFO server\r\n")); err != nil {
-		return false
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	if _, err := io.WriteString(conn, command+"\r\n"); err != nil {
+		return "", err
 	}
 	in := bufio.NewReader(conn)
-	if line, err := in.ReadString('\n'); err != nil || line != "+PONG\r\n" {
-		return false
+	line, err := in.ReadString('\n')
+	if err != nil {
+		return "", err
 	}
-	for {
-		line, err := in.ReadString('\n')
-		if err != nil {
-			return false
-		}
-		if id, ok := strings.CutPrefix(line, "process_id:"); ok {
-			return strings.TrimSpace(id) == strconv.Itoa(pid)
-		}
+	line = strings.TrimRight(line, "\r\n")
+	if n, err := strconv.Atoi(strings.TrimPrefix(line, "$")); err == nil && line[0] == '$' && n >= 0 {
+		b := make([]byte, n)
+		_, err := io.ReadFull(in, b)
+		return string(b), err
 	}
+	return line, nil
 }
