@@ -29,6 +29,7 @@ type lane struct {
 	pause    time.Duration // the pause that ended or ends at closed
 	stopped  bool          // by the receiver; closed is when the next probe may go
 	probing  bool          // a probe is under way
+	sent     rate
 	tickets  map[string]func()
 	awaiting map[string]bool
 }
@@ -128,6 +129,7 @@ func (l *lane) observe(p permit, results []sender.Result, now time.Time) change 
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.sent.add(now, len(results))
 	if p.probe {
 		l.probing = false
 	}
@@ -174,12 +176,13 @@ type LaneState struct {
 	Broken   bool          // no answers: closed by the breaker
 	ResumeIn time.Duration // until the next try, where Stopped or Broken
 	InFlight int           // messages; 0 where the lane has no room of its own
+	Rate     float64       // messages handed over a second, lately, by this replica
 }
 
 func (l *lane) state(now time.Time) LaneState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := LaneState{Name: l.name, Stopped: l.stopped}
+	s := LaneState{Name: l.name, Stopped: l.stopped, Rate: l.sent.perSecond(now)}
 	if now.Before(l.closed) {
 		s.Broken, s.ResumeIn = !l.stopped, l.closed.Sub(now)
 	}
