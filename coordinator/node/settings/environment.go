@@ -71,6 +71,11 @@ func senderVariable(name string) (f field, path []string, ok bool) {
 }
 
 func fixVariable(name string, names []string) string {
+	for _, f := range fields() {
+		if f.env != name && variable(f.path) == name {
+			return "did you mean " + f.env + "?" // one of the few with a name of its own
+		}
+	}
 	if strings.HasPrefix(name, envSenders) {
 		var last []string
 		for _, f := range senderFields() {
@@ -78,5 +83,13 @@ func fixVariable(name string, names []string) string {
 		}
 		return "write " + envSenders + "<NAME>_ and one of " + strings.Join(last, ", ")
 	}
-	return meant(name, names, "_")
+	// Without the part that all of them share: it would make any two look alike.
+	short := make([]string, len(names))
+	for i, n := range names {
+		short[i] = strings.TrimPrefix(n, envPrefix)
+	}
+	if c := closest(strings.TrimPrefix(name, envPrefix), short, "_"); c != "" {
+		return "did you mean " + envPrefix + c + "?"
+	}
+	return notNear
 }

@@ -22,6 +22,11 @@ func (k kind) String() string {
 	return [...]string{"a text", "a text", "a whole number", "a duration such as 500ms, 180s or 2160h", "true or false"}[k]
 }
 
+// word is the kind for a flag's help.
+func (k kind) word() string {
+	return [...]string{"text", "text", "number", "duration", "true|false"}[k]
+}
+
 // field describes one setting. The tags of Settings and Sender are the only
 // place in which a setting is declared; everything else (file, environment,
 // flags, printing, bounds) reads this.
@@ -59,7 +64,7 @@ func collect(t reflect.Type, prefix string, index []int) []field {
 		}
 		env := sf.Tag.Get("env")
 		if env == "" {
-			env = envPrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
+			env = variable(path)
 		}
 		out = append(out, field{
 			path: path, env: env, usage: sf.Tag.Get("usage"), kind: kindOf(sf.Type), secret: sf.Tag.Get("secret"),
@@ -67,6 +72,11 @@ func collect(t reflect.Type, prefix string, index []int) []field {
 		})
 	}
 	return out
+}
+
+// variable is the name in the environment of the setting at path.
+func variable(path string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }
 
 func kindOf(t reflect.Type) kind {
@@ -88,18 +98,24 @@ func kindOf(t reflect.Type) kind {
 type Flag struct {
 	Path  string // the setting, as [LoadArgs.Flags] names it
 	Name  string // the flag, without dashes: redis-url
-	Usage string
+	Type  string // what it takes, in one word
+	Usage string // with the default, where that is no matter of other settings
 }
 
 // Flags lists the settings that have a flag, in the order of the declaration.
 // Keys and tokens have none: a command line is visible to the whole machine.
 func Flags() []Flag {
 	var out []Flag
+	defaults := reflect.ValueOf(Default())
 	for _, f := range fields() {
 		if f.usage == "" {
 			continue
 		}
-		out = append(out, Flag{Path: f.path, Name: flagName(f.path), Usage: f.usage})
+		usage := f.usage
+		if v := defaults.FieldByIndex(f.index); !strings.Contains(usage, "(default") && v.String() != "" {
+			usage += " (default " + show(f, v) + ")"
+		}
+		out = append(out, Flag{Path: f.path, Name: flagName(f.path), Type: f.kind.word(), Usage: usage})
 	}
 	return out
 }

@@ -178,13 +178,11 @@ func (r *fileReader) fix(path []string) string {
 			known = append(known, g)
 		}
 	}
-	return meant(strings.Join(path, "."), known, ".")
-}
-
-// meant words the suggestion for an unknown name.
-func meant(name string, known []string, sep string) string {
-	if c := closest(name, known, sep); c != "" {
+	if c := closest(strings.Join(path, "."), known, "."); c != "" {
 		return "did you mean " + c + "?"
 	}
-	return "remove it (schoolbell serve --print-config lists the known ones)"
+	return notNear
 }
+
+// notNear is the advice for a name that resembles none.
+const notNear = "remove it (schoolbell serve --print-config lists the known ones)"

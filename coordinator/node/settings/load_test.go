@@ -187,6 +187,10 @@ func TestRefusals(t *testing.T) {
 			"SCHOOLBELL_HTTP_ADMIN_KEY: unknown variable; did you mean SCHOOLBELL_ADMIN_KEY?"},
 		{"misspelt and empty variable", "", []string{"SCHOOLBELL_QUOTE_LIMIT="},
 			"SCHOOLBELL_QUOTE_LIMIT: unknown variable; did you mean SCHOOLBELL_QUOTA_LIMIT?"},
+		{"variable like none", "", []string{"SCHOOLBELL_X=3"},
+			"SCHOOLBELL_X: unknown variable; remove it (schoolbell serve --print-config lists the known ones)"},
+		{"misspelt variable of a sender", "", []string{"SCHOOLBELL_SENDERS_A_ULR=3"},
+			"SCHOOLBELL_SENDERS_A_ULR: unknown variable; write SCHOOLBELL_SENDERS_<NAME>_ and one of KIND, CALL_TIMEOUT, IN_FLIGHT, RATE_PER_MINUTE, URL, TOKEN, STATUS_URL, CONNECT_TIMEOUT, READ_TIMEOUT, PROJECT, CREDENTIALS_FILE, ENDPOINT, ONLY_TOKENS_FILE, DRY_RUN"},
 		{"sender without kind", "", []string{"SCHOOLBELL_SENDERS_MAIN_URL=https://h"},
 			"SCHOOLBELL_SENDERS_MAIN_URL: senders.main.kind: is missing; give fcm, relay or log"},
 		{"setting of another kind", "senders:\n  main:\n    kind: log\n    url: https://h\n", nil,
@@ -197,6 +201,8 @@ func TestRefusals(t *testing.T) {
 			"schoolbell.yaml:3: senders.a b: a sender's name must be 1 to 64 letters, digits, dots, underscores or dashes"},
 		{"relay without url", "senders: {main: {kind: relay}}\n", nil,
 			"senders.main.url: is missing; give the address that takes the batches, e.g. https://relay.example/push"},
+		{"relay with a password", "senders: {main: {kind: relay, url: 'http://u:pa55@h'}}\n", nil,
+			"schoolbell.yaml:1: senders.main.url: holds a user or password; a relay is told who calls by senders.main.token"},
 		{"endpoint with a path", "senders: {main: {kind: fcm, endpoint: 'http://h:1/v1'}}\n", nil,
 			"schoolbell.yaml:1: senders.main.endpoint: must be scheme://host:port; /v1/… is added"},
 		{"wrong database", "database_url: mysql://root:pa55@h/d\n", nil,
@@ -359,7 +365,7 @@ func TestServe(t *testing.T) {
 func TestSecretsAreNotShown(t *testing.T) {
 	t.Parallel()
 	const secret = "pa55-w0rd"
-	s := load(t, world("senders: {r: {kind: relay, url: 'https://u:"+secret+"@h/push?key="+secret+"', token: "+secret+", status_url: 'https://h?t="+secret+"'}}\n",
+	s := load(t, world("senders: {r: {kind: relay, url: 'https://h/push?key="+secret+"', token: "+secret+", status_url: 'https://h?t="+secret+"'}}\n",
 		"SCHOOLBELL_DATABASE_URL=postgres://bell:"+secret+"@db:5432/bell?sslmode=disable&sslpassword="+secret,
 		"SCHOOLBELL_REDIS_URL=redis+sentinel://:"+secret+"@s1:26379?addr=s2:26379&master_name=m&sentinel_password="+secret,
 		"SCHOOLBELL_ADMIN_KEY="+secret, "SCHOOLBELL_ALERTS_WEBHOOK_URL=https://discord.example/api/webhooks/1/"+secret))

@@ -241,8 +241,15 @@ func (c *check) relay(prefix string, snd Sender) {
 	if snd.URL == "" {
 		c.add(prefix+"url", "is missing; give the address that takes the batches, e.g. https://relay.example/push")
 	}
-	c.url(prefix+"url", snd.URL, "https", "http")
-	c.url(prefix+"status_url", snd.StatusURL, "https", "http")
+	for _, address := range []struct {
+		name string
+		v    Secret
+	}{{"url", snd.URL}, {"status_url", snd.StatusURL}} {
+		c.url(prefix+address.name, address.v, "https", "http")
+		if u, err := url.Parse(string(address.v)); err == nil && u.User != nil {
+			c.add(prefix+address.name, "holds a user or password; a relay is told who calls by %stoken", prefix)
+		}
+	}
 	c.key(prefix+"token", snd.Token)
 	for _, part := range []struct {
 		name string
