@@ -15,8 +15,8 @@
 --
 -- Atomic because it is one step. A repeat is harmless, and so is any order: the
 -- greater cycle wins, within one cycle the greater count and the later rest.
--- It does not ask for the lock: whoever comes late with an old ledger changes
--- nothing.
+-- It does not ask for the lock: whoever comes late with an old ledger can make
+-- a rest longer, once, and nothing shorter.
 -- include quota.lua
 
 local quota = KEYS[1]

@@ -18,7 +18,7 @@
 --          {"RESTING", now_ms, wait_ms, cycle, attempted, limit, rest_ms, version}
 --          {"NOT_OWNER", now_ms}               the lock is another's, gone, or carries another fence
 --          {"LEASE_SHORT", now_ms, pttl_ms}    the lease does not outlast the batch
---          {"NEED_REBUILD", now_ms, why}       missing, behind (the ledger knows more) or clock (it went back)
+--          {"NEED_REBUILD", now_ms, why}       missing, behind (it is not what the ledger says) or clock (it went back)
 --          {"SETTLED", now_ms}                 this batch is settled already
 --
 -- Atomic because ownership, the count and the rest are looked at and changed in
@@ -82,9 +82,10 @@ end
 if s.cycle < floor.cycle or (s.cycle == floor.cycle
   and (s.attempted < floor.attempted or (floor.filled and s.nextEligibleMs == 0))) then
   return {'NEED_REBUILD', now, 'behind'}
-end
-if jumped() then
+elseif jumped() then
   return {'NEED_REBUILD', now, 'clock'}
+elseif unconfirmed(floor) then
+  return {'NEED_REBUILD', now, 'behind'}
 end
 
 adopt(limit, rest, version)

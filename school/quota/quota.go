@@ -179,8 +179,8 @@ func (s *State) bury(batch string, attempted int) {
 // running: it counts from the end of the last one, but not below what the
 // ledger has confirmed.
 func (s *State) exact(now int64) {
-	if s.Next == 0 || s.LastEnd == 0 || s.latest() > 0 {
-		return
+	if s.Next == 0 || s.LastEnd == 0 || s.latest() > 0 || s.jumped(now) {
+		return // where the clock went back, only the ledger can say
 	}
 	s.rest(now, max(s.LastEnd+s.Rest, s.FloorNext))
 }

@@ -9,7 +9,8 @@ import (
 // Reconcile raises the state to what the ledger says: the greater cycle, in the
 // same cycle the greater count and the later rest. It lowers nothing, so that
 // any number of ledgers in any order, each any number of times, come to the
-// same. An error means bad arguments, and no change.
+// same. A rest of which the ledger does not know, where it should, begins anew,
+// once. An error means bad arguments, and no change.
 func (s State) Reconcile(now int64, l school.Ledger, r school.Rule) (State, Merge, error) {
 	if err := CheckMerge(l, r); err != nil {
 		return s, 0, fmt.Errorf("reconcile: %w", err)
@@ -48,6 +49,11 @@ func (s State) merge(now int64, l school.Ledger, r school.Rule) (State, Merge) {
 	if inForce == (school.Rule{}) {
 		inForce = r
 	}
+	again := false
+	if s.Known {
+		s.closeOverdue(now)
+		again = s.unconfirmed(l) && !s.jumped(now)
+	}
 	switch {
 	case !s.Known:
 		m = Created
@@ -66,6 +72,11 @@ func (s State) merge(now int64, l school.Ledger, r school.Rule) (State, Merge) {
 		if l.Rule != (school.Rule{}) {
 			s.Limit = min(s.Limit, inForce.Limit)
 		}
+	}
+	if again {
+		m = Raised
+		s.rest(now, max(s.Next, now+s.Rest))
+		s.FloorNext = s.Next
 	}
 	if s.Cycle == l.Cycle {
 		if filled(l) && s.Next == 0 {

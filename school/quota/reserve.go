@@ -31,11 +31,13 @@ func (s State) Reserve(now int64, r school.Reservation) (State, school.Grant, er
 		return s, s.granted(s.Open[i]), nil
 	}
 
-	if s.behind(r.Floor) {
+	switch {
+	case s.behind(r.Floor):
 		return before, school.Grant{Kind: school.NeedRebuild}, nil
-	}
-	if s.jumped(now) {
+	case s.jumped(now):
 		return before, school.Grant{Kind: school.NeedRebuild, ClockJumped: true}, nil
+	case s.unconfirmed(r.Floor):
+		return before, school.Grant{Kind: school.NeedRebuild}, nil
 	}
 	s.adopt(setting(r.Rule))
 	if r.Floor.Cycle == s.Cycle {
@@ -85,6 +87,17 @@ func (s State) Reserve(now int64, r school.Reservation) (State, school.Grant, er
 func (s *State) behind(f school.Ledger) bool {
 	return s.Cycle < f.Cycle ||
 		s.Cycle == f.Cycle && (s.Attempted < f.Attempted || filled(f) && s.Next == 0)
+}
+
+// unconfirmed reports whether a rest is set that the ledger knows nothing of,
+// although its own count would not be full. Either the reservation that filled
+// the cycle was never claimed, or Redis went back to a moment before a refund
+// took the rest away, and attempts were made since: then this rest is an old
+// one that must not end the cycle. It counts as confirmed once it has begun
+// anew under the eyes of a ledger, until a ledger knows of more attempts.
+func (s *State) unconfirmed(l school.Ledger) bool {
+	return s.Next > 0 && s.Cycle == l.Cycle && !filled(l) && l.Attempted < s.Limit &&
+		(s.FloorNext == 0 || s.FloorAttempted < l.Attempted)
 }
 
 // open begins the next cycle and returns how long the school rested.

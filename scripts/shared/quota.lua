@@ -123,7 +123,7 @@ local function latest()
 end
 
 local function exact()
-  if s.nextEligibleMs == 0 or s.last_end_ms == 0 or latest() > 0 then return end
+  if s.nextEligibleMs == 0 or s.last_end_ms == 0 or latest() > 0 or jumped() then return end
   set_rest(math.max(s.last_end_ms + s.rest_ms, s.floor_next_ms))
 end
 
@@ -175,6 +175,11 @@ local function raise_rest(filled, resting)
   end
 end
 
+local function unconfirmed(l)
+  return s.nextEligibleMs > 0 and s.cycle == l.cycle and not l.filled and l.attempted < s.limit
+    and (s.floor_next_ms == 0 or s.floor_attempted < l.attempted)
+end
+
 -- read_ledger reads a ledger and a rule from the arguments from i on; nil if
 -- one of them is bad. A ledger that was never written has no rule: 0, 0, 0.
 local function read_ledger(i)
@@ -202,6 +207,11 @@ end
 
 local function merge(l, r)
   local how = 'KEPT'
+  local again = false
+  if s then
+    close_overdue()
+    again = unconfirmed(l) and not jumped()
+  end
   if not s then
     how = 'CREATED'
     s = {inc = now, open = {}, settled = '',
@@ -218,6 +228,11 @@ local function merge(l, r)
     end
     s.floor_attempted = math.max(s.floor_attempted, l.attempted)
     if not l.unwritten then s.limit = math.min(s.limit, l.limit) end
+  end
+  if again then
+    how = 'RAISED'
+    set_rest(math.max(s.nextEligibleMs, now + s.rest_ms))
+    s.floor_next_ms = s.nextEligibleMs
   end
   if s.cycle == l.cycle then
     if l.filled and s.nextEligibleMs == 0 then
