@@ -345,7 +345,7 @@ func (s suite) releaseAfterCancel() {
 // oneOwner lets replicas race and looks at every gate while one is open.
 func (s suite) oneOwner() {
 	const replicas = 4
-	ctx, cancel := context.WithTimeout(s.Context(), 4*s.etc)
+	ctx, cancel := context.WithTimeout(s.Context(), 2*s.etc)
 	defer cancel()
 	var inside, holds atomic.Int64
 	var racing sync.WaitGroup
