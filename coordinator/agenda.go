@@ -40,7 +40,7 @@ type entry struct {
 	since    time.Time // since when it has had due work: the order of the ready list
 	again    bool      // placeRunning: woken meanwhile, look again at againAt
 	againAt  time.Time
-	notFrom  time.Time // woken before it: the school rests, nothing can be sent
+	notFrom  time.Time // not looked at before it, whoever wakes it: nothing can be sent
 	failures int       // failed turns in a row
 	index    int       // in the heap
 }
@@ -128,8 +128,8 @@ func (a *agenda) pick() int {
 }
 
 // done takes the school's turn off its slot. next is when to look again, zero
-// for not before it is woken. notFrom holds wake-ups off until then: a resting
-// school cannot send, whoever wakes it.
+// for not before it is woken. notFrom holds wake-ups off until then: nothing
+// could be sent, whoever wakes the school.
 func (a *agenda) done(school string, next, notFrom, now time.Time) {
 	e := a.entries[school]
 	if e == nil || e.place != placeRunning {

@@ -25,6 +25,7 @@ type lane struct {
 
 	mu       sync.Mutex
 	silent   int           // batches in a row without an answer
+	round    int           // grows each time the lane closes
 	closed   time.Time     // not before this
 	pause    time.Duration // the pause that ended or ends at closed
 	stopped  bool          // by the receiver; closed is when the next probe may go
@@ -60,6 +61,7 @@ func newLane(l Lane) (*lane, error) {
 type permit struct {
 	most  int // at most this many messages; 0: no bound
 	probe bool
+	round int // of the lane when it was given
 }
 
 // permit asks whether a batch may go now. Otherwise wait is how long to look
@@ -72,13 +74,13 @@ func (l *lane) permit(now time.Time) (p permit, wait time.Duration, ok bool) {
 		return permit{}, l.closed.Sub(now), false
 	}
 	if !l.stopped {
-		return permit{}, 0, true
+		return permit{round: l.round}, 0, true
 	}
 	if l.probing {
 		return permit{}, probeFirst, false
 	}
 	l.probing = true
-	return permit{most: 1, probe: true}, 0, true
+	return permit{most: 1, probe: true, round: l.round}, 0, true
 }
 
 // open reports whether permit would let a batch go, without taking a probe.
@@ -139,10 +141,8 @@ func (l *lane) observe(p permit, results []sender.Result, now time.Time) change 
 		if !was {
 			l.pause = 0
 		}
-		// Batches that were on the wire when the lane stopped do not lengthen the pause.
 		if !was || p.probe {
-			l.pause = min(max(l.pause*2, probeFirst), probeMost)
-			l.closed = now.Add(max(l.pause, retryAfter))
+			l.close(now, probeFirst, probeMost, retryAfter)
 		}
 		l.stopped, l.silent = true, 0
 		if !was {
@@ -155,18 +155,27 @@ func (l *lane) observe(p permit, results []sender.Result, now time.Time) change 
 			return laneResumed
 		}
 	default:
-		if l.stopped {
-			// A probe that nobody answered: the receiver is away on top.
-			l.pause = min(max(l.pause*2, probeFirst), probeMost)
-			l.closed = now.Add(l.pause)
-			break
-		}
-		if l.silent++; l.silent >= breakerAfter {
-			l.pause = min(max(l.pause*2, breakerFirst), breakerMost)
-			l.closed = now.Add(l.pause)
+		switch {
+		case l.stopped && p.probe:
+			// Nobody answered the probe: the receiver is away on top.
+			l.close(now, probeFirst, probeMost, 0)
+		case l.stopped || p.round != l.round:
+			// It was on the wire when the lane closed, and says nothing new.
+		default:
+			if l.silent++; l.silent >= breakerAfter {
+				l.close(now, breakerFirst, breakerMost, 0)
+			}
 		}
 	}
 	return laneSame
+}
+
+// close closes the lane for twice the pause before, from first to most, and at
+// least for floor. Batches that are on the wire by then do not lengthen it.
+func (l *lane) close(now time.Time, first, most, floor time.Duration) {
+	l.pause = min(max(l.pause*2, first), most)
+	l.closed = now.Add(max(l.pause, floor))
+	l.round++
 }
 
 // LaneState is a lane as people look at it.

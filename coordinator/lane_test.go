@@ -1,0 +1,277 @@
+package coordinator
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"schoolbell/sender"
+)
+
+type mute struct{}
+
+func (mute) Send(context.Context, sender.Batch) []sender.Result { return nil }
+func (mute) Longest() time.Duration                             { return time.Second }
+
+func laneOf(t *testing.T, room int) *lane {
+	t.Helper()
+	l := Lane{Name: "fcm", Sender: mute{}}
+	if room > 0 {
+		var err error
+		l.Room, err = sender.NewRoom(room)
+		require.NoError(t, err)
+	}
+	made, err := newLane(l)
+	require.NoError(t, err)
+	return made
+}
+
+func results(classes ...sender.Class) []sender.Result {
+	var rs []sender.Result
+	for _, c := range classes {
+		rs = append(rs, sender.Result{Class: c})
+	}
+	return rs
+}
+
+// sent asks for a permit, which must be given, and reports the results.
+func sent(t *testing.T, l *lane, now time.Time, classes ...sender.Class) change {
+	t.Helper()
+	p, _, ok := l.permit(now)
+	require.True(t, ok, "lane is closed")
+	return l.observe(p, results(classes...), now)
+}
+
+func closedFor(t *testing.T, l *lane, now time.Time) time.Duration {
+	t.Helper()
+	wait, ok := l.open(now)
+	p, w, allowed := l.permit(now)
+	l.forgo(p)
+	require.Equal(t, ok, allowed, "open and permit disagree")
+	require.Equal(t, wait, w)
+	return wait
+}
+
+func TestBreakerClosesAfterTwoSilentBatches(t *testing.T) {
+	t.Parallel()
+	l, now := laneOf(t, 0), epoch
+	require.Equal(t, laneSame, sent(t, l, now, sender.Unknown, sender.NotSent))
+	require.Zero(t, closedFor(t, l, now), "one silent batch may happen")
+	for _, seconds := range []int{1, 2, 4, 8, 16, 32, 60, 60, 60} {
+		sent(t, l, now, sender.Unknown)
+		pause := time.Duration(seconds) * time.Second
+		require.Equal(t, pause, closedFor(t, l, now))
+		state := l.state(now)
+		require.True(t, state.Broken)
+		require.False(t, state.Stopped)
+		require.Equal(t, pause, state.ResumeIn)
+		require.NotZero(t, closedFor(t, l, now.Add(pause-1)))
+		now = now.Add(pause)
+	}
+	sent(t, l, now, sender.NotSent, sender.Throttled) // one answer among the silent
+	require.Zero(t, closedFor(t, l, now))
+	sent(t, l, now, sender.Unknown)
+	require.Zero(t, closedFor(t, l, now), "the count began anew")
+	sent(t, l, now, sender.Unknown)
+	require.Equal(t, time.Second, closedFor(t, l, now), "the pause began anew")
+}
+
+func TestBreakerDoesNotLengthenForBatchesThatWereOnTheWire(t *testing.T) {
+	t.Parallel()
+	l, now := laneOf(t, 0), epoch
+	var wire []permit
+	for range 64 {
+		p, _, ok := l.permit(now)
+		require.True(t, ok)
+		wire = append(wire, p)
+	}
+	for _, p := range wire {
+		l.observe(p, results(sender.Unknown), now)
+	}
+	require.Equal(t, time.Second, closedFor(t, l, now), "64 schools saw one and the same silence")
+	now = now.Add(time.Second)
+	sent(t, l, now, sender.Unknown)
+	require.Equal(t, 2*time.Second, closedFor(t, l, now))
+}
+
+func TestEveryAnswerKeepsTheBreakerOpen(t *testing.T) {
+	t.Parallel()
+	for _, class := range sender.Classes() {
+		if class == sender.Unknown || class == sender.NotSent || class == sender.Misconfigured {
+			continue
+		}
+		l := laneOf(t, 0)
+		for range 5 {
+			require.Equal(t, laneSame, sent(t, l, epoch, sender.Unknown, class))
+		}
+		require.Zero(t, closedFor(t, l, epoch), class)
+	}
+}
+
+func TestStoppedSenderIsProbedWithOneMessage(t *testing.T) {
+	t.Parallel()
+	l, now := laneOf(t, 0), epoch
+	require.Equal(t, laneStopped, sent(t, l, now, sender.Accepted, sender.Misconfigured))
+	for i, seconds := range []int{5, 10, 20, 40, 80, 160, 300, 300} {
+		pause := time.Duration(seconds) * time.Second
+		require.Equal(t, pause, closedFor(t, l, now), "probe %d", i)
+		require.True(t, l.state(now).Stopped)
+		require.False(t, l.state(now).Broken)
+		now = now.Add(pause)
+		p, _, ok := l.permit(now)
+		require.True(t, ok)
+		require.Equal(t, permit{most: 1, probe: true, round: p.round}, p)
+		_, wait, ok := l.permit(now)
+		require.False(t, ok, "a second probe at once")
+		require.Equal(t, probeFirst, wait)
+		_, ok = l.open(now)
+		require.False(t, ok)
+		class := sender.Misconfigured
+		if i%2 == 1 {
+			class = sender.Unknown // away on top: that is no way in either
+		}
+		require.Equal(t, laneSame, l.observe(p, results(class), now))
+	}
+	now = now.Add(5 * time.Minute)
+	require.Equal(t, laneResumed, sent(t, l, now, sender.Gone))
+	p, _, ok := l.permit(now)
+	require.True(t, ok)
+	require.Zero(t, p.most)
+	require.False(t, l.state(now).Stopped)
+	require.Equal(t, laneStopped, sent(t, l, now, sender.Misconfigured))
+	require.Equal(t, 5*time.Second, closedFor(t, l, now), "the pause began anew")
+}
+
+func TestBatchesOnTheWireDoNotLengthenAStop(t *testing.T) {
+	t.Parallel()
+	l, now := laneOf(t, 0), epoch
+	var wire []permit
+	for range 10 {
+		p, _, _ := l.permit(now)
+		wire = append(wire, p)
+	}
+	require.Equal(t, laneStopped, l.observe(wire[0], results(sender.Misconfigured), now))
+	for i, p := range wire[1:] {
+		class := sender.Misconfigured
+		if i%2 == 0 {
+			class = sender.Unknown
+		}
+		require.Equal(t, laneSame, l.observe(p, results(class), now))
+	}
+	require.Equal(t, 5*time.Second, closedFor(t, l, now))
+}
+
+func TestAStopHonoursRetryAfter(t *testing.T) {
+	t.Parallel()
+	l := laneOf(t, 0)
+	p, _, _ := l.permit(epoch)
+	l.observe(p, []sender.Result{{Class: sender.Misconfigured, RetryAfter: time.Minute}}, epoch)
+	require.Equal(t, time.Minute, closedFor(t, l, epoch))
+}
+
+func TestAProbeThatWasNotUsedGoesToTheNext(t *testing.T) {
+	t.Parallel()
+	l := laneOf(t, 0)
+	sent(t, l, epoch, sender.Misconfigured)
+	now := epoch.Add(probeFirst)
+	p, _, ok := l.permit(now)
+	require.True(t, ok)
+	l.forgo(p)
+	_, _, ok = l.permit(now)
+	require.True(t, ok)
+}
+
+func TestAPermitThatIsNoProbeFreesNoProbe(t *testing.T) {
+	t.Parallel()
+	l := laneOf(t, 0)
+	early, _, _ := l.permit(epoch)
+	sent(t, l, epoch, sender.Misconfigured)
+	now := epoch.Add(probeFirst)
+	_, _, ok := l.permit(now)
+	require.True(t, ok)
+	l.forgo(early)
+	_, _, ok = l.permit(now)
+	require.False(t, ok)
+}
+
+func TestTicketsAreGivenFirstComeFirstServed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := laneOf(t, 200)
+		leave, ok := l.enter("sending", 200)
+		require.True(t, ok)
+		got := make(chan string, 10)
+		for _, id := range []string{"first", "second", "third"} {
+			go func() {
+				if l.await(t.Context(), id, 200) {
+					got <- id
+				}
+			}()
+			synctest.Wait() // in line before the next one comes
+		}
+		require.False(t, l.await(t.Context(), "second", 200), "a school stands in line once")
+		_, ok = l.enter("small", 1)
+		require.False(t, ok)
+		leave()
+		leave() // twice is once
+		for _, id := range []string{"first", "second", "third"} {
+			synctest.Wait()
+			require.Len(t, got, 1)
+			require.Equal(t, id, <-got)
+			_, ok = l.enter("small", 1)
+			require.False(t, ok, "overtaken")
+			require.False(t, l.await(t.Context(), id, 200), "it has its ticket")
+			leave, ok = l.enter(id, 200)
+			require.True(t, ok)
+			leave()
+		}
+		require.Zero(t, l.room.InUse())
+	})
+}
+
+func TestNoTicketLeaks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := laneOf(t, 200)
+		require.True(t, l.await(t.Context(), "unused", 500), "what can never fit is cut to what does")
+		require.Equal(t, 200, l.room.InUse())
+		l.drop("unused")
+		l.drop("unused")
+		require.Zero(t, l.room.InUse())
+
+		require.True(t, l.await(t.Context(), "A", 100))
+		require.True(t, l.await(t.Context(), "B", 100))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan bool, 1)
+		go func() { ended <- l.await(ctx, "C", 100) }()
+		synctest.Wait()
+		cancel()
+		require.False(t, <-ended)
+		require.Empty(t, l.awaiting)
+		l.dropAll()
+		require.Zero(t, l.room.InUse())
+		require.Zero(t, l.state(epoch).InFlight)
+	})
+}
+
+func TestALaneWithoutARoomLetsEverythingIn(t *testing.T) {
+	t.Parallel()
+	l := laneOf(t, 0)
+	for range 100 {
+		_, ok := l.enter("A", 200)
+		require.True(t, ok)
+	}
+	l.drop("A")
+	l.dropAll()
+}
+
+func TestALaneNeedsANameAndASender(t *testing.T) {
+	t.Parallel()
+	for _, l := range []Lane{{}, {Name: "fcm"}, {Sender: mute{}}} {
+		_, err := newLane(l)
+		require.Error(t, err)
+	}
+}

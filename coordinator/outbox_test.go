@@ -1,0 +1,530 @@
+package coordinator_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"schoolbell/school"
+)
+
+// outbox is a small model of the store: schools with fence and ledger, notices
+// with a frontier, recipients, and open batches. It refuses what the store
+// refuses.
+type outbox struct {
+	script *script
+
+	mu      sync.Mutex
+	schools map[string]*schoolRow
+	notices []*noticeRow
+	batches map[string]*batchRow
+	nextID  int64
+	expired int
+}
+
+type schoolRow struct {
+	settings    school.School
+	fence       int64
+	acquisition string
+	cycle       int64
+	attempted   int
+	filled      bool
+	eligible    time.Time // end of the rest; zero: none set
+	rule        school.Rule
+}
+
+type noticeRow struct {
+	notice     *school.Notice
+	created    time.Time
+	frontier   int
+	recipients []*recipientRow
+}
+
+type recipientRow struct {
+	school.Standing
+	disabled bool
+	due      time.Time // behind the frontier: when to try again; zero: never
+	batch    string    // open batch that covers it
+	reason   school.Reason
+	code     string
+}
+
+type batchRow struct {
+	school   string
+	owner    string
+	fence    int64
+	cycle    int64
+	size     int
+	deadline time.Time
+	settled  string // by whom
+	covers   []covered
+}
+
+type covered struct {
+	notice *noticeRow
+	seq    int
+}
+
+func newOutbox(s *script) *outbox {
+	return &outbox{script: s, schools: map[string]*schoolRow{}, batches: map[string]*batchRow{}}
+}
+
+// put makes a school or changes its settings.
+func (o *outbox) put(s school.School) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	s.SettingsVersion++
+	if row := o.schools[s.ID]; row != nil {
+		s.SettingsVersion = row.settings.SettingsVersion + 1
+		row.settings = s
+		return
+	}
+	o.schools[s.ID] = &schoolRow{settings: s}
+}
+
+// accept stores a notice of n recipients, made if need be with its school.
+func (o *outbox) accept(schoolID string, n int, change ...func(*school.Notice)) *noticeRow {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.schools[schoolID] == nil {
+		o.schools[schoolID] = &schoolRow{settings: school.School{ID: schoolID, SettingsVersion: 1}}
+	}
+	o.nextID++
+	row := &noticeRow{created: time.Now(), notice: &school.Notice{
+		ID: o.nextID, School: schoolID, Priority: school.Normal, Delivery: school.AtLeastOnce,
+		Content: school.Content{Title: secretTitle, Body: secretBody},
+	}}
+	for _, f := range change {
+		f(row.notice)
+	}
+	for range n {
+		row.recipients = append(row.recipients, &recipientRow{Standing: school.Standing{State: school.Pending}})
+	}
+	o.notices = append(o.notices, row)
+	return row
+}
+
+// states counts the recipients of a school by state.
+func (o *outbox) states(schoolID string) map[school.State]int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	counts := map[school.State]int{}
+	for _, n := range o.notices {
+		if n.notice.School != schoolID {
+			continue
+		}
+		for _, r := range n.recipients {
+			if r.batch != "" {
+				counts[school.InProgress]++
+			} else {
+				counts[r.State]++
+			}
+		}
+	}
+	return counts
+}
+
+// ledger is what is written about the school's quota.
+func (o *outbox) ledger(schoolID string) school.Ledger {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.schools[schoolID].ledger()
+}
+
+func (s *schoolRow) ledger() school.Ledger {
+	l := school.Ledger{Cycle: s.cycle, Attempted: s.attempted, Filled: s.filled, Rule: s.rule}
+	if s.filled {
+		l.Resting = max(0, time.Until(s.eligible))
+	}
+	return l
+}
+
+// unsettled is how many batches of the school are open.
+func (o *outbox) unsettled(schoolID string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := 0
+	for _, b := range o.batches {
+		if b.school == schoolID && b.settled == "" {
+			n++
+		}
+	}
+	return n
+}
+
+// sound fails where a recipient behind a frontier is neither final, nor in an
+// open batch, nor to be tried again.
+func (o *outbox) sound(t require.TestingT) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, n := range o.notices {
+		for i, r := range n.recipients {
+			if i+1 <= n.frontier && !r.State.Final() && r.batch == "" && r.due.IsZero() {
+				require.Fail(t, "stranded", "recipient %d.%d in state %s", n.notice.ID, i+1, r.State)
+			}
+			if r.batch != "" && o.batches[r.batch].settled != "" {
+				require.Fail(t, "covered by a settled batch", "recipient %d.%d", n.notice.ID, i+1)
+			}
+		}
+	}
+}
+
+func (o *outbox) Ping(ctx context.Context) error { return o.script.enter(ctx, "ping", "", "") }
+
+func (o *outbox) Due(ctx context.Context, horizon time.Duration) ([]school.Due, error) {
+	if err := o.script.enter(ctx, "due", "", ""); err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	earliest := map[string]time.Time{}
+	work := func(schoolID string, at time.Time) {
+		if e, ok := earliest[schoolID]; !ok || at.Before(e) {
+			earliest[schoolID] = at
+		}
+	}
+	for _, n := range o.notices {
+		if n.frontier < len(n.recipients) {
+			work(n.notice.School, n.from())
+		}
+		for _, r := range n.recipients {
+			if r.batch == "" && r.State == school.RetryPending {
+				work(n.notice.School, r.due)
+			}
+		}
+	}
+	for _, b := range o.batches {
+		if b.settled == "" {
+			work(b.school, b.deadline)
+		}
+	}
+	var due []school.Due
+	for id, at := range earliest {
+		row := o.schools[id]
+		if row.settings.Paused || at.After(now.Add(horizon)) {
+			continue
+		}
+		d := school.Due{School: id, Sender: row.settings.Sender, In: max(0, at.Sub(now))}
+		if d.In == 0 {
+			d.Since = now.Sub(at)
+		}
+		due = append(due, d)
+	}
+	slices.SortFunc(due, func(a, b school.Due) int { return cmp.Compare(a.School, b.School) })
+	return due, nil
+}
+
+// from is when first attempts of the notice may begin.
+func (n *noticeRow) from() time.Time {
+	if n.notice.ScheduledAt.After(n.created) {
+		return n.notice.ScheduledAt
+	}
+	return n.created
+}
+
+func (o *outbox) OpenTerm(ctx context.Context, schoolID, acquisition, owner string) (school.Term, error) {
+	if err := o.script.enter(ctx, "open", schoolID, ""); err != nil {
+		return school.Term{}, err
+	}
+	o.mu.Lock()
+	row := o.schools[schoolID]
+	if row == nil {
+		o.mu.Unlock()
+		return school.Term{}, fmt.Errorf("school %s: %w", schoolID, school.ErrNotFound)
+	}
+	row.fence++
+	row.acquisition = acquisition
+	t := school.Term{School: schoolID, Acquisition: acquisition, Owner: owner, Fence: row.fence, Ledger: row.ledger(), Settings: row.settings}
+	for id, b := range o.batches {
+		if b.school == schoolID && b.settled == "" {
+			t.Unsettled = append(t.Unsettled, school.OpenBatch{ID: id, Fence: b.fence, Cycle: b.cycle, Size: b.size, Remaining: time.Until(b.deadline)})
+		}
+	}
+	o.mu.Unlock()
+	return t, o.script.leave(ctx, "open")
+}
+
+// fenced is the guard that every step of a term begins with.
+func (o *outbox) fenced(t school.Term) error {
+	row := o.schools[t.School]
+	if row.fence != t.Fence || row.acquisition != t.Acquisition {
+		return fmt.Errorf("fence %d: %w", t.Fence, school.ErrFenced)
+	}
+	return nil
+}
+
+func (o *outbox) Takeover(ctx context.Context, t school.Term, policy school.RetryPolicy) (school.Orphans, error) {
+	if err := o.script.enter(ctx, "takeover", t.School, ""); err != nil {
+		return school.Orphans{}, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := o.fenced(t); err != nil {
+		return school.Orphans{}, err
+	}
+	var did school.Orphans
+	now := time.Now()
+	for id, b := range o.batches {
+		if b.school != t.School || b.settled != "" || b.fence >= t.Fence {
+			continue
+		}
+		if left := b.deadline.Sub(now); left > 0 {
+			did.Wait = max(did.Wait, left)
+			continue
+		}
+		b.settled = t.Owner
+		did.Batches = append(did.Batches, school.OpenBatch{ID: id, Fence: b.fence, Cycle: b.cycle, Size: b.size})
+		for _, c := range b.covers {
+			change, err := school.Next(c.row().Standing, school.Event{Outcome: school.OrphanedUnsure, Delivery: c.notice.notice.Delivery}, policy)
+			if err != nil {
+				return did, err
+			}
+			c.write(change, now)
+			did.Recipients++
+		}
+	}
+	return did, nil
+}
+
+func (c covered) row() *recipientRow { return c.notice.recipients[c.seq-1] }
+
+func (c covered) write(change school.Change, now time.Time) {
+	r := c.row()
+	r.Standing = school.Standing{State: change.State, Attempts: change.Attempts, Retries: change.Retries, Orphanings: change.Orphanings}
+	r.batch, r.due, r.reason, r.code = "", time.Time{}, change.Reason, change.Code
+	if change.State == school.RetryPending {
+		r.due = now.Add(change.RetryIn)
+	}
+}
+
+func (o *outbox) Page(ctx context.Context, t school.Term, limit int) (school.Page, error) {
+	if err := o.script.enter(ctx, "page", t.School, ""); err != nil {
+		return school.Page{}, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	var page school.Page
+	later := func(at time.Time) {
+		if in := at.Sub(now); page.NextDue == 0 || in < page.NextDue {
+			page.NextDue = in
+		}
+	}
+	add := func(n *noticeRow, seq int, kind school.WorkKind) {
+		if len(page.Work) == limit {
+			page.More = true
+			return
+		}
+		r := n.recipients[seq-1]
+		w := school.Work{Notice: n.notice, Seq: seq, Kind: kind, Token: secretToken, Standing: r.Standing}
+		if r.disabled {
+			w.Skip = school.Disabled
+		}
+		page.Work = append(page.Work, w)
+	}
+	firsts := func(urgent bool) {
+		for _, n := range o.notices {
+			if n.notice.School != t.School || n.frontier >= len(n.recipients) || (n.notice.Priority == school.Urgent) != urgent {
+				continue
+			}
+			if at := n.from(); at.After(now) {
+				later(at)
+				continue
+			}
+			for seq := n.frontier + 1; seq <= len(n.recipients) && !page.More; seq++ {
+				add(n, seq, school.First)
+			}
+		}
+	}
+	firsts(true)
+	for _, n := range o.notices {
+		for i, r := range n.recipients {
+			if n.notice.School != t.School || r.batch != "" || r.State != school.RetryPending {
+				continue
+			}
+			if r.due.After(now) {
+				later(r.due)
+				continue
+			}
+			add(n, i+1, school.Again)
+		}
+	}
+	firsts(false)
+	return page, nil
+}
+
+func (o *outbox) Claim(ctx context.Context, t school.Term, c school.Claim) error {
+	if err := o.script.enter(ctx, "claim", t.School, fmt.Sprint(c.Size())); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("claim: %w: %w", school.ErrUnavailable, ctx.Err())
+	}
+	if err := o.claim(t, c); err != nil {
+		return err
+	}
+	return o.script.leave(ctx, "claim")
+}
+
+func (o *outbox) claim(t school.Term, c school.Claim) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	row := o.schools[t.School]
+	if err := o.fenced(t); err != nil {
+		return err
+	}
+	if row.settings.Paused {
+		return fmt.Errorf("school %s: %w", t.School, school.ErrPaused)
+	}
+	if c.Size() == 0 || c.Size() > c.Grant.Size {
+		return fmt.Errorf("claim of %d with a grant of %d", c.Size(), c.Grant.Size)
+	}
+	now := time.Now()
+	if err := o.fresh(c.Work, now); err != nil {
+		return err
+	}
+	b := &batchRow{
+		school: t.School, owner: t.Owner, fence: t.Fence, cycle: c.Grant.Cycle, size: c.Size(),
+		deadline: now.Add(c.Longest + c.Record),
+	}
+	b.covers = o.move(c.Work, c.Batch)
+	o.batches[c.Batch] = b
+	if c.Grant.Cycle > row.cycle {
+		row.cycle, row.attempted, row.filled, row.eligible = c.Grant.Cycle, 0, false, time.Time{}
+	}
+	row.attempted = max(row.attempted, c.Grant.Attempted)
+	row.rule = c.Rule
+	if c.Grant.Filled {
+		row.filled, row.eligible = true, now.Add(c.Longest+c.Rule.Rest)
+	}
+	return nil
+}
+
+// fresh fails where the work is not what the store would show now.
+func (o *outbox) fresh(work []school.Work, now time.Time) error {
+	frontier := map[int64]int{}
+	for i := range work {
+		w := &work[i]
+		n := o.find(w.Notice.ID)
+		r := n.recipients[w.Seq-1]
+		if w.Kind == school.Again {
+			if r.State != school.RetryPending || r.batch != "" || r.due.IsZero() || r.due.After(now) {
+				return fmt.Errorf("recipient %d.%d: %w", w.Notice.ID, w.Seq, school.ErrStalePage)
+			}
+			continue
+		}
+		at, seen := frontier[w.Notice.ID]
+		if !seen {
+			at = n.frontier
+		}
+		if w.Seq != at+1 {
+			return fmt.Errorf("notice %d: frontier is %d, page goes on with %d: %w", w.Notice.ID, at, w.Seq, school.ErrStalePage)
+		}
+		frontier[w.Notice.ID] = w.Seq
+	}
+	return nil
+}
+
+// move takes work out of the queue: into the batch, or skipped.
+func (o *outbox) move(work []school.Work, batch string) []covered {
+	var covers []covered
+	for i := range work {
+		w := &work[i]
+		n := o.find(w.Notice.ID)
+		r := n.recipients[w.Seq-1]
+		if w.Kind == school.First {
+			n.frontier = w.Seq
+		}
+		if w.Skip != "" {
+			r.State, r.reason, r.due = school.Skipped, w.Skip, time.Time{}
+			continue
+		}
+		r.batch = batch
+		covers = append(covers, covered{notice: n, seq: w.Seq})
+	}
+	return covers
+}
+
+func (o *outbox) find(id int64) *noticeRow {
+	return o.notices[slices.IndexFunc(o.notices, func(n *noticeRow) bool { return n.notice.ID == id })]
+}
+
+func (o *outbox) Skip(ctx context.Context, t school.Term, work []school.Work) error {
+	if err := o.script.enter(ctx, "skip", t.School, fmt.Sprint(len(work))); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := o.fenced(t); err != nil {
+		return err
+	}
+	if err := o.fresh(work, time.Now()); err != nil {
+		return err
+	}
+	o.move(work, "")
+	return nil
+}
+
+func (o *outbox) Withdraw(ctx context.Context, t school.Term, batch string) error {
+	if err := o.script.enter(ctx, "withdraw", t.School, ""); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := o.fenced(t); err != nil {
+		return err
+	}
+	b := o.batches[batch]
+	if b == nil || b.settled != "" {
+		return nil
+	}
+	b.settled = t.Owner
+	for _, c := range b.covers {
+		r := c.row()
+		r.State, r.batch, r.due = school.RetryPending, "", time.Now()
+	}
+	if row := o.schools[t.School]; row.cycle == b.cycle {
+		row.attempted -= b.size
+		row.filled, row.eligible = false, time.Time{}
+	}
+	return nil
+}
+
+func (o *outbox) Record(ctx context.Context, r school.BatchRecord) error {
+	if err := o.script.enter(ctx, "record", r.School, fmt.Sprint(len(r.Results))); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	b := o.batches[r.Batch]
+	switch {
+	case b.settled == r.Owner:
+		return nil
+	case b.settled != "":
+		return fmt.Errorf("batch %s: %w", r.Batch, school.ErrTakenOver)
+	}
+	b.settled = r.Owner
+	now := time.Now()
+	for _, res := range r.Results {
+		c := covered{notice: o.find(res.Notice), seq: res.Seq}
+		c.write(res.Change, now)
+	}
+	if row := o.schools[r.School]; r.Filled && row.cycle == r.Cycle {
+		row.filled, row.eligible = true, now.Add(r.Rest)
+	}
+	return nil
+}
+
+func (o *outbox) Expire(ctx context.Context, limit int) (int, error) {
+	return 0, o.script.enter(ctx, "expire", "", "")
+}
+
+func (o *outbox) Sweep(ctx context.Context) (int, error) {
+	return 0, o.script.enter(ctx, "sweep", "", "")
+}
