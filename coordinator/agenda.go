@@ -49,15 +49,16 @@ func newAgenda(slots int) *agenda {
 	return &agenda{entries: map[string]*entry{}, running: map[string]int{}, slots: slots}
 }
 
-// wake notes that the school is to be looked at, no later than at. since is
-// when its work became due; it only ever moves back.
-func (a *agenda) wake(school, sender string, at, since time.Time) {
+// wake notes that the school is to be looked at, no later than at, unless it is
+// held off until later; it returns which. since is when its work became due; it
+// only ever moves back.
+func (a *agenda) wake(school, sender string, at, since time.Time) time.Time {
 	e := a.entries[school]
 	if e == nil {
 		e = &entry{school: school, sender: sender, since: since}
 		a.entries[school] = e
 		a.push(e, at)
-		return
+		return at
 	}
 	if sender != "" {
 		e.sender = sender
@@ -80,6 +81,7 @@ func (a *agenda) wake(school, sender string, at, since time.Time) {
 		}
 	case placeReady:
 	}
+	return at
 }
 
 func (a *agenda) push(e *entry, at time.Time) {

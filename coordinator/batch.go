@@ -22,9 +22,9 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	if !ok {
 		return verdict{kind: verdictLater, look: true, wait: wait}, true, nil
 	}
-	sent := false
+	observed := false
 	defer func() {
-		if !sent {
+		if !observed {
 			t.lane.forgo(p)
 		}
 	}()
@@ -88,9 +88,10 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	}
 	t.logStarted(claim)
 
-	sent = true
 	results := t.send(ctx, claim)
+	leave()
 	point("sent", grant.Filled)
+	observed = true
 	t.observe(p, results)
 	taken, err := t.record(ctx, claim, results)
 	if err != nil {
@@ -114,7 +115,7 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	}
 	if t.c.cfg.Pace > 0 {
 		wait := t.c.cfg.Pace + time.Duration(rand.Int64N(int64(t.c.cfg.Pace)/5+1))
-		return verdict{kind: verdictLater, look: true, wait: wait}, true, nil
+		return verdict{kind: verdictLater, look: true, wait: wait, hold: wait}, true, nil
 	}
 	return verdict{}, false, nil
 }
@@ -125,11 +126,11 @@ func (t *turn) rested(rest time.Duration) verdict {
 	if t.next >= len(t.page.Work) && !t.page.More && t.nextDue <= 0 {
 		return verdict{kind: verdictRest}
 	}
-	wait := rest
+	v := resting(rest)
 	if t.next >= len(t.page.Work) && !t.page.More {
-		wait = max(rest, t.nextDue-time.Since(t.looked))
+		v.wait = max(rest, t.nextDue-time.Since(t.looked)) // but new work waits for the rest only
 	}
-	return verdict{kind: verdictRest, look: true, wait: wait}
+	return v
 }
 
 // sendable counts the recipients to be sent in the rest of the page, up to most.
@@ -175,7 +176,7 @@ func (t *turn) reserve(ctx context.Context, batch string, want int, longest time
 		case school.Granted:
 			return g, verdict{}, false, nil
 		case school.Resting:
-			return g, verdict{kind: verdictRest, look: true, wait: g.Wait}, true, nil
+			return g, resting(g.Wait), true, nil
 		case school.NotOwner:
 			return g, t.leaseVerdict(), true, fmt.Errorf("reserve for school %s: the lock is not this term's", t.school)
 		}
@@ -218,11 +219,15 @@ func (t *turn) claim(ctx, within context.Context, c school.Claim) (v verdict, do
 	if err == nil {
 		t.c.storeAnswered()
 		t.next += len(c.Work)
-		t.floor.Cycle, t.floor.Attempted, t.floor.Filled = c.Grant.Cycle, max(c.Grant.Attempted, t.sameCycle(c.Grant.Cycle)), c.Grant.Filled
+		t.staled = 0
+		t.floor = school.Ledger{
+			Cycle: c.Grant.Cycle, Attempted: max(c.Grant.Attempted, t.sameCycle(c.Grant.Cycle)),
+			Filled: c.Grant.Filled, Rule: c.Rule,
+		}
 		t.lease.Progress()
 		return verdict{}, false, false, nil
 	}
-	if errors.Is(err, school.ErrCommitUnknown) {
+	if !notClaimed(err) {
 		return verdict{kind: verdictFailed}, true, false, errors.Join(
 			fmt.Errorf("claim batch %s of school %s: %w", c.Batch, t.school, err), t.resolve(ctx, c))
 	}
@@ -230,12 +235,25 @@ func (t *turn) claim(ctx, within context.Context, c school.Claim) (v verdict, do
 	settled := t.settle(ctx, c.Batch, c.Grant.Cycle, 0)
 	switch {
 	case errors.Is(err, school.ErrStalePage) && settled == nil && ctx.Err() == nil:
-		t.page, t.next = school.Page{}, 0
+		if err := t.stale(); err != nil {
+			return verdict{kind: verdictFailed}, true, false, err
+		}
 		return verdict{}, false, true, nil
 	case errors.Is(err, school.ErrPaused):
 		return verdict{kind: verdictIdle}, true, false, settled
 	}
 	return t.storeVerdict(err), true, false, errors.Join(fmt.Errorf("claim batch %s of school %s: %w", c.Batch, t.school, err), settled)
+}
+
+// notClaimed reports whether a claim failed in a way that says that nothing of
+// it was written. What the store does not say so clearly may have committed.
+func notClaimed(err error) bool {
+	for _, known := range []error{school.ErrFenced, school.ErrPaused, school.ErrStalePage, school.ErrUnavailable} {
+		if errors.Is(err, known) {
+			return !errors.Is(err, school.ErrCommitUnknown)
+		}
+	}
+	return false
 }
 
 // sameCycle is what the floor has attempted in cycle; 0 in another.
@@ -253,10 +271,12 @@ func (t *turn) sameCycle(cycle int64) int {
 func (t *turn) resolve(ctx context.Context, c school.Claim) error {
 	call, cancel := detached(ctx, storeTimeout)
 	defer cancel()
-	if err := t.freshFloor(call); err != nil {
+	before := t.term.Fence
+	err := t.freshFloor(call)
+	if t.term.Fence == before {
 		return err
 	}
-	return t.withdraw(ctx, c)
+	return errors.Join(err, t.withdraw(ctx, c)) // also where the lock could not be told of the new fence
 }
 
 // withdraw takes a claim back of which nothing was sent: the ledger first, then
@@ -338,6 +358,11 @@ func (t *turn) record(ctx context.Context, c school.Claim, results []sender.Resu
 			t.c.storeAnswered()
 			t.c.metrics.record.Observe(time.Since(began).Seconds())
 			t.logRecorded(r)
+			for i := range r.Results { // a retry's wait counts from the record
+				if ch := &r.Results[i].Change; ch.State == school.RetryPending {
+					t.dueIn(ch.RetryIn)
+				}
+			}
 			return false, nil
 		case errors.Is(err, school.ErrTakenOver):
 			return true, nil
@@ -347,7 +372,7 @@ func (t *turn) record(ctx context.Context, c school.Claim, results []sender.Resu
 		select {
 		case <-time.After(wait + time.Duration(rand.Int64N(int64(wait)/4+1))):
 		case <-t.c.gaveUp:
-			return false, fmt.Errorf("record batch %s of school %s: given up %s after the stop: %w", c.Batch, t.school, t.c.cfg.StopTimeout, err)
+			return false, fmt.Errorf("record batch %s of school %s: %w %s after the stop: %w", c.Batch, t.school, errGivenUp, t.c.cfg.StopTimeout, err)
 		}
 	}
 }
@@ -380,9 +405,6 @@ func (t *turn) outcomes(c school.Claim, results []sender.Result) (school.BatchRe
 		}, t.c.cfg.Retry)
 		if err != nil {
 			return r, fmt.Errorf("recipient %s of batch %s: %w", school.MessageID(w.Notice.ID, w.Seq), c.Batch, err)
-		}
-		if change.State == school.RetryPending {
-			t.dueIn(change.RetryIn)
 		}
 		t.c.metrics.countResult(t.lane.name, outcome, change)
 		r.Results = append(r.Results, school.Recorded{Notice: w.Notice.ID, Seq: w.Seq, Change: change})

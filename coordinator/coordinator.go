@@ -35,6 +35,9 @@ import (
 // ErrStopping is the cause with which turns end when the replica stops.
 var ErrStopping = errors.New("replica is stopping")
 
+// errGivenUp says that results were not recorded: it is logged even at the stop.
+var errGivenUp = errors.New("results given up")
+
 // Config is what an operator may tune. Zero fields take the defaults named.
 type Config struct {
 	Instance string // this replica's id; required
@@ -68,6 +71,8 @@ const (
 	storeFresh     = 2 * time.Second // a school is taken only while the store answered within it
 	backoffFirst   = 500 * time.Millisecond
 	backoffMost    = 30 * time.Second
+	failedHold     = 2 * time.Second // a wake-up brings a failed school back no sooner
+	staleMost      = 3               // stale pages in a row before a turn gives up
 	storeTimeout   = 5 * time.Second // of one call to the store outside a claim
 	arbiterTimeout = 3 * time.Second // of one call to the arbiter outside a claim
 	expireSteps    = 200             // notices closed at one tick
@@ -195,10 +200,11 @@ func New(cfg Config, d Deps) (*Coordinator, error) {
 // Run works until ctx ends, then lets the turns end: no new batch starts, calls
 // in flight end by their own deadlines, their results are recorded, locks are
 // released. It returns when nothing of it runs any more, at most StopTimeout
-// plus one release after ctx ended.
+// plus one call to the store and one release after ctx ended.
 func (c *Coordinator) Run(ctx context.Context) error {
-	soft, stop := context.WithCancelCause(ctx)
+	soft, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(ErrStopping)
+	defer context.AfterFunc(ctx, func() { stop(ErrStopping) })()
 	var helpers sync.WaitGroup
 	helpers.Go(func() { c.tellPeers(soft) })
 	helpers.Go(func() {
@@ -212,13 +218,12 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	for soft.Err() == nil {
 		now := time.Now()
 		c.mu.Lock()
-		started := c.agenda.start(now)
-		next, scheduled := c.agenda.next()
-		c.mu.Unlock()
-		for _, e := range started {
-			id, senderName := e.school, e.sender
+		for _, e := range c.agenda.start(now) {
+			id, senderName := e.school, e.sender // a wake-up may change the entry
 			c.turns.Go(func() { c.runTurn(soft, id, senderName) })
 		}
+		next, scheduled := c.agenda.next()
+		c.mu.Unlock()
 		wait := time.Hour
 		if scheduled {
 			wait = max(0, next.Sub(now))
@@ -247,7 +252,6 @@ func (c *Coordinator) Run(ctx context.Context) error {
 func (c *Coordinator) runTurn(ctx context.Context, schoolID, senderName string) {
 	v, t := c.guardedTurn(ctx, schoolID, senderName)
 	now := time.Now()
-	next, notFrom := time.Time{}, time.Time{}
 	c.mu.Lock()
 	e := c.agenda.entries[schoolID]
 	if t.lane != nil {
@@ -256,31 +260,33 @@ func (c *Coordinator) runTurn(ctx context.Context, schoolID, senderName string) 
 	switch v.kind {
 	case verdictFailed:
 		e.failures++
-		next = now.Add(backoff(e.failures))
+		v.look, v.wait = true, backoff(e.failures)
+		v.hold = min(v.wait, failedHold)
 	default:
 		e.failures = 0
-		if v.look {
-			next = now.Add(v.wait)
-		}
-		if v.kind == verdictRest {
-			notFrom = now.Add(v.wait)
-		}
 	}
 	if (v.kind == verdictRest || v.kind == verdictDrain) && v.look && !c.isPreferred(schoolID) {
-		next = next.Add(preferredLead)
+		v.wait, v.hold = v.wait+preferredLead, v.hold+preferredLead
+	}
+	next, notFrom := time.Time{}, time.Time{}
+	if v.look {
+		next = now.Add(v.wait)
+	}
+	if v.hold > 0 {
+		notFrom = now.Add(v.hold)
 	}
 	c.agenda.done(schoolID, next, notFrom, now)
 	c.mu.Unlock()
 	c.doorbell()
-	if v.tell {
+	if v.tell || ctx.Err() != nil {
 		c.hint(schoolID)
 	}
 	if v.kind == verdictLine {
 		// Waiting for room holds a place in line and nothing else.
 		l := t.lane
 		c.turns.Go(func() {
-			if l.await(ctx, schoolID, c.cfg.Batch) {
-				c.look(schoolID, l.name, 0, 0)
+			if l.await(ctx, schoolID, c.cfg.Batch) && !c.look(schoolID, l.name, 0, 0) {
+				l.drop(schoolID) // it cannot send now: the next in line can
 			}
 		})
 	}
@@ -288,6 +294,11 @@ func (c *Coordinator) runTurn(ctx context.Context, schoolID, senderName string) 
 
 func (c *Coordinator) guardedTurn(ctx context.Context, schoolID, senderName string) (v verdict, t *turn) {
 	t = &turn{c: c, school: schoolID}
+	defer func() {
+		for _, l := range c.lanes {
+			l.drop(schoolID) // a ticket that the turn did not use, however it ended
+		}
+	}()
 	defer func() {
 		if r := recover(); r != nil {
 			// The value may hold anything, message text included: its type and
@@ -305,7 +316,7 @@ func (c *Coordinator) guardedTurn(ctx context.Context, schoolID, senderName stri
 		}
 	}
 	v, err := t.run(ctx)
-	if err != nil && ctx.Err() == nil {
+	if err != nil && (ctx.Err() == nil || errors.Is(err, errGivenUp)) {
 		c.log.Warn("a turn failed and is tried again", "event", "turn_failed", "school", schoolID, "fence", t.term.Fence, "error", err)
 	}
 	return v, t
@@ -337,11 +348,13 @@ func (c *Coordinator) Hear(schools ...string) {
 	}
 }
 
-// look puts a school on the agenda. The replica that its hash prefers goes
-// first; the others a moment later, when it is not there or has no slot.
-func (c *Coordinator) look(schoolID, senderName string, in, dueFor time.Duration) {
+// look puts a school on the agenda, and reports whether it is looked at as soon
+// as that: not where nothing can be sent until later. The replica that its hash
+// prefers goes first; the others a moment later, when it is not there or has no
+// slot.
+func (c *Coordinator) look(schoolID, senderName string, in, dueFor time.Duration) bool {
 	if !school.ValidID(schoolID) {
-		return // a hint from outside is not trusted
+		return false // a hint from outside is not trusted
 	}
 	now := time.Now()
 	at := now.Add(in)
@@ -349,9 +362,10 @@ func (c *Coordinator) look(schoolID, senderName string, in, dueFor time.Duration
 		at = at.Add(preferredLead)
 	}
 	c.mu.Lock()
-	c.agenda.wake(schoolID, senderName, at, at.Add(-dueFor))
+	soon := !c.agenda.wake(schoolID, senderName, at, at.Add(-dueFor)).After(at)
 	c.mu.Unlock()
 	c.doorbell()
+	return soon
 }
 
 func (c *Coordinator) isPreferred(schoolID string) bool {
@@ -390,9 +404,9 @@ func (c *Coordinator) tellPeers(ctx context.Context) {
 
 // tellLast publishes, after the stop, what ending turns left to the peers.
 func (c *Coordinator) tellLast(ctx context.Context) {
-	if left := c.queuedHints(); len(left) > 0 {
-		call, cancel := detached(ctx, time.Second)
-		defer cancel()
+	call, cancel := detached(ctx, time.Second)
+	defer cancel()
+	for left := c.queuedHints(); len(left) > 0; left = c.queuedHints() {
 		c.publish(call, left)
 	}
 }

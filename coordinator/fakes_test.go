@@ -368,7 +368,7 @@ type peers struct {
 }
 
 func (p *peers) Wake(ctx context.Context, schools ...string) error {
-	if err := p.w.script.enter(ctx, "tell", strings.Join(schools, ","), ""); err != nil {
+	if err := p.w.script.enter(ctx, "tell", "", strings.Join(schools, ",")); err != nil {
 		return err
 	}
 	p.w.mu.Lock()

@@ -32,7 +32,8 @@ type verdict struct {
 	kind verdictKind
 	look bool
 	wait time.Duration
-	tell bool // tell the peers that the school has work nobody holds
+	hold time.Duration // nothing can be sent before: wake-ups are held off so long
+	tell bool          // tell the peers that the school has work nobody holds
 }
 
 // turn is one school's time on a slot. Its caches live and die with it (R8).
@@ -54,6 +55,7 @@ type turn struct {
 	page      school.Page
 	announced bool
 	next      int // first item of page not yet worked on
+	staled    int // pages in a row that were stale
 	contents  map[int64]*sender.Content
 	nextDue   time.Duration // from looked on, until the earliest later work; 0: none known
 	looked    time.Time
@@ -68,7 +70,12 @@ func (t *turn) run(ctx context.Context) (verdict, error) {
 	}
 	switch {
 	case peek.Resting > 0 && !peek.Orphaned:
-		return verdict{kind: verdictRest, look: true, wait: peek.Resting}, nil
+		if peek.Held {
+			// Whoever filled the cycle is about to record it, or is dead: then its
+			// batch is to be taken over when its lease has run out.
+			return resting(min(peek.Resting, t.busy(peek.LeaseLeft).wait)), nil
+		}
+		return resting(peek.Resting), nil
 	case peek.Held:
 		return t.busy(peek.LeaseLeft), nil
 	}
@@ -82,9 +89,6 @@ func (t *turn) run(ctx context.Context) (verdict, error) {
 		v, err = t.held(ctx)
 		return err
 	})
-	if t.lane != nil {
-		t.lane.drop(t.school)
-	}
 	var busy *BusyError
 	switch {
 	case errors.As(err, &busy):
@@ -93,6 +97,11 @@ func (t *turn) run(ctx context.Context) (verdict, error) {
 		v = verdict{kind: verdictFailed}
 	}
 	return v, err
+}
+
+// resting looks again after wait, and not before: nothing can be sent.
+func resting(wait time.Duration) verdict {
+	return verdict{kind: verdictRest, look: true, wait: wait, hold: wait}
 }
 
 // busy looks again when the other's lease has run out unless it was extended:
@@ -127,7 +136,7 @@ func (t *turn) held(ctx context.Context) (verdict, error) {
 	}
 	point("reconciled", false)
 	if t.floor.Resting > 0 {
-		return verdict{kind: verdictRest, look: true, wait: t.floor.Resting}, nil
+		return resting(t.floor.Resting), nil
 	}
 	began := time.Now()
 	t.contents = map[int64]*sender.Content{}
@@ -138,14 +147,17 @@ func (t *turn) held(ctx context.Context) (verdict, error) {
 		if t.c.othersWait() && (sent >= yieldBatches || time.Since(began) >= yieldAfter) {
 			return verdict{kind: verdictYield, look: true, tell: true}, nil
 		}
-		if t.next >= len(t.page.Work) {
+		if t.next >= len(t.page.Work) || t.short() {
 			if v, done, err := t.turnPage(ctx); done || err != nil {
 				return v, err
 			}
 		}
 		if !t.anySendable() {
-			if err := t.skip(ctx); err != nil {
-				return verdict{kind: verdictFailed}, err
+			switch err := t.skip(ctx); {
+			case errors.Is(err, school.ErrPaused):
+				return verdict{kind: verdictIdle}, nil
+			case err != nil:
+				return t.storeVerdict(err), err
 			}
 			continue
 		}
@@ -208,7 +220,8 @@ func (t *turn) drain(ctx context.Context) (v verdict, done bool, err error) {
 				"school", t.school, "fence", t.term.Fence, "batches", n, "recipients", orphans.Recipients)
 		}
 		if orphans.Wait > 0 {
-			return verdict{kind: verdictDrain, look: true, wait: orphans.Wait + time.Millisecond}, true, nil
+			wait := orphans.Wait + time.Millisecond
+			return verdict{kind: verdictDrain, look: true, wait: wait, hold: wait}, true, nil
 		}
 	}
 	if t.term.Settings.Paused {
@@ -265,6 +278,22 @@ func (t *turn) dueIn(d time.Duration) {
 	}
 }
 
+// short reports whether what is left of the page would make a batch smaller
+// than the work that waits beyond the page allows (R3).
+func (t *turn) short() bool {
+	return t.next > 0 && t.page.More && t.sendable(t.c.cfg.Batch) < t.c.cfg.Batch
+}
+
+// stale forgets the page because the store has moved on. That a page made anew
+// is stale each time is no state of a school but an error.
+func (t *turn) stale() error {
+	t.page, t.next = school.Page{}, 0
+	if t.staled++; t.staled > staleMost {
+		return fmt.Errorf("school %s: %d pages in a row: %w", t.school, t.staled, school.ErrStalePage)
+	}
+	return nil
+}
+
 func (t *turn) anySendable() bool {
 	for i := t.next; i < len(t.page.Work); i++ {
 		if t.page.Work[i].Sendable() {
@@ -280,13 +309,13 @@ func (t *turn) skip(ctx context.Context) error {
 	defer cancel()
 	work := t.page.Work[t.next:]
 	err := t.c.queue.Skip(call, t.term, work)
-	t.next = len(t.page.Work)
 	if errors.Is(err, school.ErrStalePage) {
-		return nil // read anew
+		return t.stale()
 	}
 	if err != nil {
 		return fmt.Errorf("skip recipients of school %s: %w", t.school, err)
 	}
+	t.next, t.staled = len(t.page.Work), 0
 	t.c.metrics.countSkips(work)
 	t.lease.Progress()
 	return nil
@@ -294,9 +323,13 @@ func (t *turn) skip(ctx context.Context) error {
 
 // ended says why a turn whose context ended ended.
 func (t *turn) ended(ctx context.Context) (verdict, error) {
-	if t.lease.Check() == nil {
-		// The replica stops: its school has work that nobody holds now.
+	switch {
+	case errors.Is(context.Cause(ctx), ErrStopping):
+		// The school has work that nobody holds now.
 		return verdict{kind: verdictIdle, tell: true}, nil
+	case t.lease.Check() == nil:
+		// It was held for as long as one hold may: others first, then on with it.
+		return verdict{kind: verdictYield, look: true, tell: true}, nil
 	}
 	return t.leaseVerdict(), fmt.Errorf("school %s: %w", t.school, context.Cause(ctx))
 }
