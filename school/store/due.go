@@ -1,0 +1,72 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"schoolbell/school"
+)
+
+// dueSQL asks three partial indexes, each of which holds only what is open:
+// notices, retries, unsettled batches. The retries of a school may be many, so
+// the index is leapt through from school to school, one probe each.
+const dueSQL = `
+WITH RECURSIVE retry(school_id, at) AS (
+	(SELECT t.school_id, t.retry_after FROM push_cluster_tokens t WHERE t.retry_after IS NOT NULL
+		ORDER BY t.school_id, t.retry_after LIMIT 1)
+	UNION ALL
+	SELECT n.school_id, n.retry_after FROM retry r CROSS JOIN LATERAL (
+		SELECT t.school_id, t.retry_after FROM push_cluster_tokens t
+		WHERE t.retry_after IS NOT NULL AND t.school_id > r.school_id
+		ORDER BY t.school_id, t.retry_after LIMIT 1) n
+), work AS (
+	SELECT c.school_id, min(c.due_at) AS at FROM push_clusters c
+		WHERE c.ended_at IS NULL AND c.closing IS NULL AND c.frontier < c.total_count
+			AND c.due_at <= statement_timestamp() + $1 * interval '1 microsecond'
+			AND (c.expires_at IS NULL OR c.expires_at > statement_timestamp())
+		GROUP BY c.school_id
+	UNION ALL
+	SELECT r.school_id, r.at FROM retry r WHERE r.at <= statement_timestamp() + $1 * interval '1 microsecond'
+	UNION ALL
+	SELECT b.school_id, min(b.send_deadline) FROM push_batches b
+		WHERE b.settled_at IS NULL AND b.send_deadline <= statement_timestamp()
+		GROUP BY b.school_id
+), earliest AS (
+	SELECT w.school_id, min(w.at) AS at FROM work w GROUP BY w.school_id
+)
+SELECT e.school_id, s.sender, ceil(extract(epoch FROM e.at - statement_timestamp()) * 1000000)::bigint
+FROM earliest e JOIN schools s ON s.id = e.school_id JOIN school_terms t ON t.school_id = e.school_id
+WHERE NOT t.paused
+ORDER BY e.at, e.school_id`
+
+// Due lists the schools that have work: a due notice with recipients beyond its
+// frontier, a due retry, an unsettled batch past its send deadline; and those
+// whose earliest work comes within horizon. Longest due first; paused schools
+// are left out. school.ErrUnavailable.
+func (db *DB) Due(ctx context.Context, horizon time.Duration) ([]school.Due, error) {
+	rows, err := db.dispatch.Query(ctx, dueSQL, horizon.Microseconds())
+	if err != nil {
+		return nil, readError("due schools", err)
+	}
+	due, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (school.Due, error) {
+		var (
+			d  school.Due
+			in int64
+		)
+		if err := row.Scan(&d.School, &d.Sender, &in); err != nil {
+			return d, err
+		}
+		if in > 0 {
+			d.In = micros(in)
+		} else {
+			d.Since = micros(-in)
+		}
+		return d, nil
+	})
+	if err != nil {
+		return nil, readError("due schools", err)
+	}
+	return due, nil
+}
