@@ -98,7 +98,7 @@ func TestWrongUsageIsToldApart(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	defer taken.Close()
+	t.Cleanup(func() { _ = taken.Close() }) // after the parallel cases, which a defer is not
 	for name, c := range map[string]struct {
 		args []string
 		code int
@@ -116,7 +116,9 @@ func TestWrongUsageIsToldApart(t *testing.T) {
 			t.Parallel()
 			cmd := command()
 			cmd.SetArgs(append([]string{"--listen", "127.0.0.1:0"}, c.args...))
-			err := cmd.ExecuteContext(t.Context())
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // it would serve until then
+			defer cancel()
+			err := cmd.ExecuteContext(ctx)
 			require.Error(t, err)
 			require.Equal(t, c.code, exitCode(err), err)
 			require.ErrorContains(t, err, c.says)
