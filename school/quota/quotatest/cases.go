@@ -155,7 +155,7 @@ func (r *run) before() {
 	if c.Start.Attempted > 0 {
 		g := r.reserve(c.Start.Attempted)
 		require.Equal(r.t, c.Start.Attempted, g.Size)
-		r.send(g, g.Size, 100)
+		r.finish(g, g.Size, 100)
 		r.batches, r.success = nil, 0
 	}
 	if c.LimitWas > 0 && c.LimitWas < c.Start.Attempted {
@@ -223,7 +223,7 @@ func (r *run) term() {
 			r.die(g, n, took)
 			return
 		}
-		r.send(g, n, took)
+		r.finish(g, n, took)
 	}
 }
 
@@ -269,8 +269,8 @@ func (r *run) reserve(want int) school.Grant {
 	return g
 }
 
-// send is a call that comes back, well or not, and is recorded and settled.
-func (r *run) send(g school.Grant, n int, took int64) {
+// finish is a call that comes back, well or not, and is recorded and settled.
+func (r *run) finish(g school.Grant, n int, took int64) {
 	r.call(g, n, took)
 	r.now += took
 	r.success += n
