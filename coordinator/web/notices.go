@@ -28,8 +28,10 @@ func (s *Server) acceptNotice(ctx context.Context, sub *submission) (answer, err
 	} else {
 		s.metrics.accepted.Inc()
 	}
+	// A repeat gets the first answer to the letter, however far the notice has
+	// come since; where it stands is for GET to say.
 	return answer{status: http.StatusAccepted, header: h,
-		body: api.Accepted{ID: id, School: rc.School, Status: string(rc.Status), Total: rc.Total}}, nil
+		body: api.Accepted{ID: id, School: rc.School, Status: string(school.NoticePending), Total: rc.Total}}, nil
 }
 
 func (s *Server) getNotice(ctx context.Context, id int64) (answer, error) {

@@ -77,7 +77,7 @@ const (
 	database   = "database"
 	stateOK    = "ok"
 	stateAway  = "unreachable"
-	probeTime  = 2 * time.Second
+	probeTime  = time.Second
 	probeValid = 500 * time.Millisecond
 )
 

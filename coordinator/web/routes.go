@@ -109,16 +109,19 @@ type answer struct {
 // something (a temporary file, room for a body) is a closer, closed whatever
 // happens.
 func endpoint[In any](s *Server, decode func(http.ResponseWriter, *http.Request) (In, error), call func(context.Context, In) (answer, error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	serve := func(w http.ResponseWriter, r *http.Request) (answer, error) {
 		in, err := decode(w, r)
 		if err != nil {
-			s.writeError(w, r, err)
-			return
+			return answer{}, err
 		}
+		// Before the answer is written: whoever has it may ask again at once.
 		if c, ok := any(in).(interface{ Close() }); ok {
 			defer c.Close()
 		}
-		a, err := call(r.Context(), in)
+		return call(r.Context(), in)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a, err := serve(w, r)
 		if err != nil {
 			s.writeError(w, r, err)
 			return

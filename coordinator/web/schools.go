@@ -158,14 +158,14 @@ func showSchool(now time.Time, b *school.Backlog, peek *school.Peek, rule school
 	if held {
 		out.Lock = &api.Lock{Owner: peek.Owner, Fence: peek.Fence, ExpiresInSeconds: max(peek.LeaseLeft, 0).Seconds()}
 	}
-	out.State = stateOf(b, resting, held)
+	out.State = StateOf(b, resting, held)
 	return out
 }
 
-// stateOf says what a school is doing, from what every replica sees alike, so
+// StateOf says what a school is doing, from what every replica sees alike, so
 // that all give the same answer. Recipients covered by an open batch count as
 // work: without a lock their owner is gone and they wait for the next one.
-func stateOf(b *school.Backlog, resting time.Duration, held bool) api.SchoolState {
+func StateOf(b *school.Backlog, resting time.Duration, held bool) api.SchoolState {
 	switch {
 	case b.School.Paused:
 		return api.Paused

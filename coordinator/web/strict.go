@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -246,15 +247,18 @@ func (r *jsonReader) seconds(field string) (*time.Duration, error) {
 	return &d, nil
 }
 
+// rfc3339 is stricter than time.Parse, which takes a comma for the point and an
+// hour of one digit.
+var rfc3339 = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$`)
+
 // time reads a moment. It reports the zero time for null.
 func (r *jsonReader) time(field string) (time.Time, error) {
 	s, ok, err := r.text(field)
 	if err != nil || !ok {
 		return time.Time{}, err
 	}
-	var t time.Time
-	// UnmarshalText is RFC 3339 to the letter; time.Parse takes more than that.
-	if err := t.UnmarshalText([]byte(s)); err != nil {
+	t, err := time.Parse(time.RFC3339, s)
+	if err != nil || !rfc3339.MatchString(s) {
 		return time.Time{}, invalid(field, "must be a time with its zone as in RFC 3339, e.g. 2030-01-02T08:00:00+09:00")
 	}
 	if t.Year() < 2000 {

@@ -29,14 +29,12 @@ type submission struct {
 // hold keeps release for the end of the request.
 func (s *submission) hold(release func()) { s.held = append(s.held, release) }
 
-// Close gives everything back: room, the upload's place and file, the key.
+// Close gives everything back: the key, the file, the upload's place, room.
 func (s *submission) Close() {
-	for len(s.held) > 0 {
-		last := len(s.held) - 1
-		release := s.held[last]
-		s.held = s.held[:last]
-		defer release() // also the others if one panics
+	for _, release := range s.held {
+		defer release() // last first, and all of them even if one panics
 	}
+	s.held = nil
 }
 
 // decodeSubmission reads POST /v1/notices in either form.

@@ -82,6 +82,8 @@ type Waker interface {
 
 // Cluster lists the living replicas and the senders of this one.
 type Cluster interface {
+	// Replicas returns what it knows, at least this replica, also with an error:
+	// the others could not be asked for.
 	Replicas(ctx context.Context) ([]Replica, error)
 	Senders(ctx context.Context) ([]SenderStatus, error)
 }
