@@ -127,8 +127,9 @@ func unreachable(err error) bool {
 	if _, ok := errors.AsType[*url.Error](err); ok {
 		return true
 	}
-	_, ok := errors.AsType[*net.OpError](err)
-	return ok
+	// A port of our own that is taken is an OpError, too, and no other side.
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op != "listen"
 }
 
 const (

@@ -193,6 +193,7 @@ func TestExitCodeOfAReplica(t *testing.T) {
 		{"stopped", nil, exitDone},
 		{"store away", fmt.Errorf("open store: %w", school.ErrUnavailable), exitUnreachable},
 		{"refused connection", fmt.Errorf("redis: %w", &net.OpError{Op: "dial", Err: errors.New("connection refused")}), exitUnreachable},
+		{"own port taken", fmt.Errorf("http.listen: %w", &net.OpError{Op: "listen", Err: errors.New("address already in use")}), exitFailed},
 		{"signal while connecting", fmt.Errorf("redis: %w", context.Canceled), exitFailed},
 		{"anything else", errors.New("two\nlines"), exitFailed},
 	} {
