@@ -1,0 +1,44 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -ec
+.DEFAULT_GOAL := build
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
+
+# A test that takes this many seconds says so.
+SLOW ?= 5
+# The whole suite starts hundreds of private servers; a hang should still end.
+TIMEOUT ?= 20m
+PACKAGES ?= ./...
+# Linters are pinned, so that a release of theirs breaks no build of ours. Not in
+# go.mod: their dependencies would become ours.
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: build test test-deps vet lint fmt clean
+
+## build: the program, in ./bin
+build:
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)" -o bin/schoolbell ./cmd/schoolbell
+
+## test: everything, with the race detector; installs what is missing
+test: test-deps vet
+	go test -json -race -shuffle=on -timeout $(TIMEOUT) $(PACKAGES) | awk -v slow=$(SLOW) -f deploy/test-report.awk
+
+test-deps:
+	./deploy/install-test-deps.sh
+
+vet:
+	go vet $(PACKAGES)
+
+## lint: form and static analysis. staticcheck's own checks find bugs and dead
+## code and few matters of taste; which package may import which is a test
+## (cmd/schoolbell/layout_test.go), so that it needs no linter.
+lint: vet
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; }
+	go run $(STATICCHECK) $(PACKAGES)
+
+fmt:
+	gofmt -w .
+
+clean:
+	rm -rf bin
