@@ -44,7 +44,14 @@ func inWorld(t *testing.T, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript()
-		f(&world{T: t, script: s, outbox: newOutbox(s), arbiter: newArbiter(s), receiver: newReceiver(s), log: &logbook{}})
+		w := &world{T: t, script: s, outbox: newOutbox(s), arbiter: newArbiter(s), receiver: newReceiver(s), log: &logbook{}}
+		t.Cleanup(func() { // runs last: after the replicas have stopped
+			for _, secret := range []string{secretTitle, secretBody, secretToken} {
+				require.NotContains(t, w.log.String(), secret)
+			}
+			w.outbox.sound(t)
+		})
+		f(w)
 	})
 }
 

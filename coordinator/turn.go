@@ -61,6 +61,11 @@ type turn struct {
 	looked    time.Time
 }
 
+// restSlack is how much longer than the deployment's rest one may look before
+// it is not believed by a look alone: the arbiter's clock may have gone back, or
+// the school's own rest is longer. The ledger and the reservation tell which.
+const restSlack = time.Minute
+
 // run takes the school if it may be worked on, and works until there is nothing
 // left, the cycle is full, the lease ends, the replica stops or others wait.
 func (t *turn) run(ctx context.Context) (verdict, error) {
@@ -69,7 +74,7 @@ func (t *turn) run(ctx context.Context) (verdict, error) {
 		return verdict{kind: verdictFailed}, err
 	}
 	switch {
-	case peek.Resting > 0 && !peek.Orphaned:
+	case peek.Resting > 0 && !peek.Orphaned && peek.Resting <= t.c.cfg.Rest+restSlack:
 		if peek.Held {
 			// Whoever filled the cycle is about to record it, or is dead: then its
 			// batch is to be taken over when its lease has run out.

@@ -1,0 +1,256 @@
+package coordinator_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"schoolbell/coordinator"
+	"schoolbell/school"
+	"schoolbell/sender"
+)
+
+// longest is B with the defaults: 4 s to claim and 15 s for the call; grace is
+// what the store adds for the record.
+const (
+	longest = 19 * time.Second
+	grace   = 2 * time.Second
+)
+
+func TestNoNextBatchBeforeTheLastIsRecorded(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		away := true
+		w.script.onCall("record", func(context.Context, int) error {
+			if away {
+				return errAway
+			}
+			return nil
+		})
+		r := w.start("r1")
+		w.outbox.accept("A", 400)
+		r.Wake("A")
+		w.pass(5 * time.Minute)
+		require.Equal(t, batches(1), w.sizes("A"))
+		require.Equal(t, 1, w.script.count("reserve"))
+		require.Equal(t, "r1", w.arbiter.heldBy("A"), "the lease is kept while results wait")
+		require.Greater(t, w.script.count("record"), 100, "tried again at least every 1.25 s")
+		require.NotEmpty(t, w.log.events("record_failed"))
+		away = false
+		w.pass(10 * time.Second)
+		require.Equal(t, batches(2), w.sizes("A"))
+		require.Equal(t, map[school.State]int{school.Success: 400}, w.outbox.states("A"))
+	})
+}
+
+func TestResultsThatAreVoidAreDropped(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.script.onCall("record", func(_ context.Context, n int) error {
+			if n == 1 { // a newer owner settled it: as Takeover does
+				w.arbiter.lose("A", time.Minute)
+				w.outbox.mu.Lock()
+				defer w.outbox.mu.Unlock()
+				w.outbox.schools["A"].fence++
+				for _, b := range w.outbox.batches {
+					b.settled = "other"
+					for _, c := range b.covers {
+						c.write(school.Change{State: school.RetryPending, Attempts: 1, Orphanings: 1}, time.Now())
+					}
+				}
+			}
+			return nil
+		})
+		r := w.start("r1")
+		w.outbox.accept("A", 400)
+		r.Wake("A")
+		w.pass(10 * time.Second)
+		require.Equal(t, steps(begins, batchOf(200)[:7]), w.script.of("A")[:13])
+		require.NotContains(t, w.script.of("A"), "settle:200", "the new owner's word counts")
+		require.Contains(t, w.log.events("turn_failed")[0]["error"], "taken over")
+		w.pass(10 * time.Minute)
+		require.Equal(t, batches(3), w.sizes("A"), "the first batch again, as the new owner decided")
+		require.Equal(t, map[school.State]int{school.Success: 400}, w.outbox.states("A"))
+	})
+}
+
+func TestTheStopGivesUpOnResultsThatCannotBeRecorded(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.script.onCall("record", func(context.Context, int) error { return errAway })
+		r := w.start("r1")
+		w.outbox.accept("A", 400)
+		r.Wake("A")
+		w.pass(10 * time.Second)
+		began := time.Now()
+		w.halt(r)
+		require.GreaterOrEqual(t, time.Since(began), 45*time.Second)
+		require.Less(t, time.Since(began), 46*time.Second)
+		require.Empty(t, w.arbiter.heldBy("A"), "the lock is given back")
+		require.Equal(t, 1, w.outbox.unsettled("A"), "the batch is left to a successor")
+		require.NotEmpty(t, w.log.events("turn_failed"), "and that is said")
+		require.Contains(t, w.told, "A")
+
+		w.script.onCall("record", nil)
+		w.start("r2")
+		w.pass(10 * time.Minute)
+		require.Equal(t, batches(3), w.sizes("A"))
+		require.Equal(t, map[school.State]int{school.Success: 400}, w.outbox.states("A"))
+		require.Equal(t, 600, w.arbiter.state("A").Attempted)
+	})
+}
+
+// TestAPanicConcernsOneSchoolAlone lets each call of a turn panic once.
+func TestAPanicConcernsOneSchoolAlone(t *testing.T) {
+	t.Parallel()
+	for _, op := range []string{
+		"peek", "hold", "open", "bind", "takeover", "reconcile", "page", "skip",
+		"ensure", "reserve", "check", "claim", "send", "record", "settle", "withdraw",
+	} {
+		t.Run(op, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, func(w *world) {
+				room, err := sender.NewRoom(200)
+				require.NoError(t, err)
+				n := w.outbox.accept("A", 200)
+				switch op {
+				case "skip":
+					for _, r := range n.recipients {
+						r.disabled = true
+					}
+				case "withdraw":
+					w.script.onReturn("claim", at(1, school.ErrCommitUnknown))
+				case "takeover":
+					w.orphan("A", 1, 0)
+				}
+				w.script.onCall(op, panics(1))
+				r := w.start("r1", func(c *coordinator.Config, d *coordinator.Deps) {
+					c.Slots = 1
+					d.Lanes[0].Room = room
+				})
+				r.Wake("A")
+				w.pass(400 * time.Millisecond)
+				require.Zero(t, r.Working(), "the slot is free")
+				require.Empty(t, w.arbiter.heldBy("A"), "the lock is free")
+				require.Zero(t, room.InUse(), "the room is free")
+				lines := w.log.events("turn_panicked")
+				require.Len(t, lines, 1)
+				require.Equal(t, "A", lines[0]["school"])
+				require.Equal(t, "*errors.errorString", lines[0]["kind"], "by type, without the value")
+
+				w.outbox.accept("B", 1)
+				accepted := time.Now()
+				r.Wake("B")
+				w.pass(200 * time.Millisecond)
+				require.Equal(t, []int{1}, w.sizes("B"))
+				require.Equal(t, accepted, w.receiver.of("B")[0].start)
+
+				w.pass(10 * time.Minute)
+				states := w.outbox.states("A")
+				require.Equal(t, len(n.recipients), states[school.Success]+states[school.Skipped], "A goes on as well")
+				require.Zero(t, w.outbox.unsettled("A"))
+				w.outbox.accept("A", 1)
+				r.Wake("A")
+				w.pass(time.Minute)
+				require.Empty(t, w.arbiter.state("A").Open, "the next reservation closes what was left open")
+			})
+		})
+	}
+}
+
+func TestASenderThatIsNotConfiguredHereFailsItsSchoolAlone(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.outbox.put(school.School{ID: "A", Sender: "elsewhere"})
+		r := w.start("r1", func(c *coordinator.Config, _ *coordinator.Deps) { c.Slots = 1 })
+		w.outbox.accept("A", 1)
+		w.outbox.accept("B", 1)
+		r.Wake("A", "B")
+		w.pass(time.Minute)
+		require.Empty(t, w.sizes("A"))
+		require.Equal(t, []int{1}, w.sizes("B"))
+		require.Contains(t, w.log.events("turn_failed")[0]["error"], `sender "elsewhere" is not configured on this replica`)
+		require.Less(t, w.script.count("open"), 10, "it backs off")
+		require.Empty(t, w.arbiter.heldBy("A"))
+		require.Zero(t, r.Working())
+	})
+}
+
+func TestASenderThatMiscountsLosesNothing(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.receiver.answers(func(n int, b sender.Batch) []sender.Result {
+			results := sender.Fill(b.Messages, sender.Result{Class: sender.Accepted})
+			if n == 1 {
+				return results[1:]
+			}
+			return results
+		})
+		r := w.start("r1")
+		n := w.outbox.accept("A", 200)
+		r.Wake("A")
+		w.pass(time.Second)
+		require.Equal(t, 1, w.outbox.unsettled("A"), "nobody knows: as unknown as after a crash")
+		w.pass(time.Minute)
+		as := w.receiver.of("A")
+		require.Len(t, as, 2)
+		require.GreaterOrEqual(t, as[1].start.Sub(as[0].start), longest+grace)
+		require.Equal(t, map[school.State]int{school.Success: 200}, w.outbox.states("A"))
+		require.Equal(t, 1, n.recipients[0].Orphanings)
+	})
+}
+
+func TestAClassThatIsNoneCountsAsUnknown(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.receiver.answers(func(_ int, b sender.Batch) []sender.Result { return sender.Fill(b.Messages, sender.Result{}) })
+		r := w.start("r1")
+		n := w.outbox.accept("A", 1)
+		m := w.outbox.accept("A", 1, func(n *school.Notice) { n.Delivery = school.AtMostOnce })
+		r.Wake("A")
+		w.pass(time.Second)
+		require.Equal(t, school.RetryPending, n.recipients[0].State)
+		require.Equal(t, school.PermanentFail, m.recipients[0].State)
+		require.Equal(t, school.OutcomeUnknown, m.recipients[0].reason)
+	})
+}
+
+func TestAFailingSchoolBacksOffWhoeverWakesIt(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.script.onCall("peek", func(context.Context, int) error { return errAway })
+		r := w.start("r1")
+		w.outbox.accept("A", 1)
+		for range 6000 { // a minute of a busy application
+			r.Wake("A")
+			w.pass(10 * time.Millisecond)
+		}
+		require.LessOrEqual(t, w.script.count("peek"), 40)
+		w.script.onCall("peek", nil)
+		w.pass(2 * time.Second)
+		r.Wake("A")
+		w.pass(time.Second)
+		require.Equal(t, []int{1}, w.sizes("A"), "a wake-up brings it back soon")
+	})
+}
+
+func TestAnUnknownCommitWhileTheStoreIsAwayIsTakenOverLater(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.script.onReturn("claim", at(1, school.ErrCommitUnknown))
+		w.script.onCall("open", at(2, errAway))
+		r := w.start("r1")
+		n := w.outbox.accept("A", 200, func(n *school.Notice) { n.Delivery = school.AtMostOnce })
+		r.Wake("A")
+		w.pass(longest)
+		require.Empty(t, w.sizes("A"), "nothing may be sent")
+		require.Equal(t, 1, w.outbox.unsettled("A"))
+		w.pass(time.Minute)
+		require.Zero(t, w.outbox.unsettled("A"))
+		require.Empty(t, w.sizes("A"))
+		require.Equal(t, school.OutcomeUnknown, n.recipients[0].reason, "the store cannot know that nothing was sent")
+		require.Equal(t, 200, w.arbiter.state("A").Attempted, "and counts it")
+	})
+}
