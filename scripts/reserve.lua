@@ -111,6 +111,7 @@ elseif s.attempted >= s.limit then
   local last = math.max(s.last_end_ms, latest())
   if last == 0 then last = now end
   set_rest(last + s.rest_ms)
+  if unconfirmed(floor) then confirm(floor) end
   return resting()
 end
 

@@ -75,8 +75,7 @@ func (s State) merge(now int64, l school.Ledger, r school.Rule) (State, Merge) {
 	}
 	if again {
 		m = Raised
-		s.rest(now, max(s.Next, now+s.Rest))
-		s.FloorNext = s.Next
+		s.confirm(now, l)
 	}
 	if s.Cycle == l.Cycle {
 		if filled(l) && s.Next == 0 {

@@ -59,6 +59,9 @@ func (s State) Reserve(now int64, r school.Reservation) (State, school.Grant, er
 			end = now
 		}
 		s.rest(now, end+s.Rest)
+		if s.unconfirmed(r.Floor) {
+			s.confirm(now, r.Floor)
+		}
 		return s, s.resting(now), nil
 	}
 
@@ -98,6 +101,13 @@ func (s *State) behind(f school.Ledger) bool {
 func (s *State) unconfirmed(l school.Ledger) bool {
 	return s.Next > 0 && s.Cycle == l.Cycle && !filled(l) && l.Attempted < s.Limit &&
 		(s.FloorNext == 0 || s.FloorAttempted < l.Attempted)
+}
+
+// confirm begins an unconfirmed rest anew.
+func (s *State) confirm(now int64, l school.Ledger) {
+	s.rest(now, max(s.Next, now+s.Rest))
+	s.FloorNext = s.Next
+	s.FloorAttempted = max(s.FloorAttempted, l.Attempted)
 }
 
 // open begins the next cycle and returns how long the school rested.

@@ -180,6 +180,12 @@ local function unconfirmed(l)
     and (s.floor_next_ms == 0 or s.floor_attempted < l.attempted)
 end
 
+local function confirm(l)
+  set_rest(math.max(s.nextEligibleMs, now + s.rest_ms))
+  s.floor_next_ms = s.nextEligibleMs
+  s.floor_attempted = math.max(s.floor_attempted, l.attempted)
+end
+
 -- read_ledger reads a ledger and a rule from the arguments from i on; nil if
 -- one of them is bad. A ledger that was never written has no rule: 0, 0, 0.
 local function read_ledger(i)
@@ -231,8 +237,7 @@ local function merge(l, r)
   end
   if again then
     how = 'RAISED'
-    set_rest(math.max(s.nextEligibleMs, now + s.rest_ms))
-    s.floor_next_ms = s.nextEligibleMs
+    confirm(l)
   end
   if s.cycle == l.cycle then
     if l.filled and s.nextEligibleMs == 0 then
