@@ -2,23 +2,42 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 
+	"schoolbell/coordinator/api"
+	"schoolbell/coordinator/node"
 	"schoolbell/coordinator/node/settings"
 )
 
-var errNoReplica = errors.New("this build has no replica")
-
-// replica joins the commands to package node.
+// replica joins the commands to package node, which alone knows the parts.
 func replica() replicaCommands {
-	none := func(context.Context, settings.Settings) ([]migration, error) { return nil, errNoReplica }
 	return replicaCommands{
-		serve:         func(context.Context, settings.Settings, *slog.Logger, build) error { return errNoReplica },
-		migrateUp:     none,
-		migrateStatus: none,
-		migrateDown: func(context.Context, settings.Settings, int64) ([]migration, error) {
-			return nil, errNoReplica
+		serve: func(ctx context.Context, s settings.Settings, log *slog.Logger, b build) error {
+			n, err := node.New(ctx, s, node.Deps{Log: log, Version: api.Version{Version: b.Version, Commit: b.Commit, Go: b.Go}})
+			if err != nil {
+				return err
+			}
+			return n.Run(ctx)
+		},
+		migrateUp: func(ctx context.Context, s settings.Settings) ([]migration, error) {
+			return migrations(node.MigrateUp(ctx, s))
+		},
+		migrateStatus: func(ctx context.Context, s settings.Settings) ([]migration, error) {
+			return migrations(node.MigrateStatus(ctx, s))
+		},
+		migrateDown: func(ctx context.Context, s settings.Settings, to int64) ([]migration, error) {
+			return migrations(node.MigrateDown(ctx, s, to))
 		},
 	}
+}
+
+func migrations(steps []node.Step, err error) ([]migration, error) {
+	all := make([]migration, len(steps))
+	for i, s := range steps {
+		all[i] = migration{Version: s.Version, Name: s.Name}
+		if !s.AppliedAt.IsZero() {
+			all[i].AppliedAt = &s.AppliedAt
+		}
+	}
+	return all, err
 }

@@ -1,0 +1,39 @@
+package node
+
+import (
+	"context"
+	"errors"
+
+	"schoolbell/coordinator/node/settings"
+	"schoolbell/school/store"
+)
+
+// Step is one step of the database schema.
+type Step = store.Step
+
+var errNoDatabase = errors.New("database_url is not set: there is no schema to migrate")
+
+// MigrateUp applies the steps that are missing and returns them. It needs
+// nothing but the database URL.
+func MigrateUp(ctx context.Context, s settings.Settings) ([]Step, error) {
+	if s.DatabaseURL == "" {
+		return nil, errNoDatabase
+	}
+	return store.Migrate(ctx, string(s.DatabaseURL))
+}
+
+// MigrateStatus lists all steps, applied or not.
+func MigrateStatus(ctx context.Context, s settings.Settings) ([]Step, error) {
+	if s.DatabaseURL == "" {
+		return nil, errNoDatabase
+	}
+	return store.MigrationStatus(ctx, string(s.DatabaseURL))
+}
+
+// MigrateDown takes steps back until only those up to version are applied.
+func MigrateDown(ctx context.Context, s settings.Settings, version int64) ([]Step, error) {
+	if s.DatabaseURL == "" {
+		return nil, errNoDatabase
+	}
+	return store.MigrateDown(ctx, string(s.DatabaseURL), version)
+}

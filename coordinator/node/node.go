@@ -1,0 +1,308 @@
+// Package node is the composition root of one replica: it builds the parts from
+// the settings, joins them, runs them and stops them in order. It is the one
+// package that knows every adapter, and it holds no logic of its own beyond
+// that.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"schoolbell/coordinator"
+	"schoolbell/coordinator/api"
+	"schoolbell/coordinator/node/settings"
+	"schoolbell/coordinator/web"
+	"schoolbell/school"
+	"schoolbell/school/quota/redisquota"
+	"schoolbell/school/store"
+	"schoolbell/scripts"
+	"schoolbell/watchdog"
+	"schoolbell/watchdog/redislease"
+)
+
+// The adapters fit what their callers declare; nobody else sees both sides.
+var (
+	_ coordinator.Queue   = (*store.DB)(nil)
+	_ coordinator.Budget  = (*redisquota.Budget)(nil)
+	_ coordinator.Members = (*watchdog.Roster)(nil)
+	_ coordinator.Peers   = (*redislease.Wakes)(nil)
+	_ web.Notices         = (*store.DB)(nil)
+	_ web.Schools         = (*store.DB)(nil)
+	_ web.Database        = (*store.DB)(nil)
+	_ web.Arbiter         = (*redisquota.Budget)(nil)
+	_ web.Waker           = (*coordinator.Coordinator)(nil)
+)
+
+// Deps are what a node is given besides its settings.
+type Deps struct {
+	Log     *slog.Logger // required
+	Version api.Version
+}
+
+// Node is one replica. New builds it and binds its address; Run works until its
+// context ends and then stops gracefully.
+type Node struct {
+	conf     settings.Settings
+	log      *slog.Logger
+	listener net.Listener
+	web      *web.Server
+	coord    *coordinator.Coordinator
+	roster   *watchdog.Roster
+	wakes    *redislease.Wakes
+	db       *store.DB
+	gauges   *gauges
+	jobs     func(ctx context.Context) (gocron.Scheduler, error)
+	cleanup  cleanup
+}
+
+// New opens the stores, binds the address and joins the parts. Nothing is sent
+// and no request is answered before Run. The settings must have been validated.
+// When it fails, what it opened is closed again.
+func New(ctx context.Context, s settings.Settings, d Deps) (n *Node, err error) {
+	if d.Log == nil {
+		return nil, errors.New("node: no logger")
+	}
+	if s.DatabaseURL == "" || s.Redis.URL == "" {
+		return nil, errors.New("node: database_url and redis.url are both needed: the embedded mode is not available in this version")
+	}
+	n = &Node{conf: s, log: d.Log.With("instance", s.InstanceID)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.cleanup.run(n.log))
+		}
+	}()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
+	// The address first: a port that is taken should stop the start before anything else is touched.
+	if n.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.HTTP.Listen); err != nil {
+		return nil, fmt.Errorf("http.listen %s: %w", s.HTTP.Listen, err)
+	}
+	n.cleanup.add("listener", func() error {
+		if err := n.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		return nil
+	})
+
+	if n.db, err = store.Open(ctx, store.Config{URL: string(s.DatabaseURL), MaxConns: s.Database.MaxConns, Log: n.log, Registerer: reg}); err != nil {
+		return nil, err
+	}
+	n.cleanup.add("store", func() error { n.db.Close(); return nil })
+
+	keys, err := scripts.NewKeys(s.Redis.Prefix)
+	if err != nil {
+		return nil, err
+	}
+	where, err := redislease.ParseURL(string(s.Redis.URL))
+	if err != nil {
+		return nil, fmt.Errorf("redis.url: %w", err)
+	}
+	// Two clients: the watchdog's own, which load on the other cannot starve.
+	locks := redislease.NewClient(where)
+	n.cleanup.add("redis (locks)", locks.Close)
+	client := newRedis(where)
+	n.cleanup.add("redis", client.Close)
+
+	keeper, err := watchdog.New(watchdog.Config{ProgressWithin: max(30*time.Second, 2*longestBatch(s))},
+		s.InstanceID, redislease.NewLocks(locks, keys), n.log, reg)
+	if err != nil {
+		return nil, err
+	}
+	self := watchdog.Member{Instance: s.InstanceID, Version: d.Version.Version, Address: n.Addr()}
+	if n.roster, err = watchdog.NewRoster(watchdog.RosterConfig{}, self, redislease.NewRegistry(client, keys), keeper.Held, n.log); err != nil {
+		return nil, err
+	}
+	n.wakes = redislease.NewWakes(client, keys, n.log)
+	budget, err := redisquota.New(client, keys, reg)
+	if err != nil {
+		return nil, err
+	}
+
+	senders, stopSenders, err := lanes(s, n.log, reg)
+	if err != nil {
+		return nil, err
+	}
+	n.cleanup.add("senders", stopSenders)
+	least, most := etcBounds(s)
+	n.coord, err = coordinator.New(coordinator.Config{
+		Instance: s.InstanceID, Page: s.Dispatch.Page, Batch: s.Dispatch.Batch, Slots: s.Dispatch.Slots,
+		Limit: s.Quota.Limit, Rest: s.Quota.Rest, Headroom: s.Quota.Headroom,
+		ClaimTimeout: s.Dispatch.ClaimTimeout, RecordGrace: settings.RecordGrace,
+		ETC: s.Lock.ETC, ETCLeast: least, ETCMost: most,
+		Pace: s.Dispatch.Pace, Horizon: 2 * s.Dispatch.Tick, StopTimeout: s.StopTimeout,
+		Retry:         school.RetryPolicy{Max: s.Retry.Max, Base: s.Retry.Base},
+		DefaultSender: s.DefaultSender,
+	}, coordinator.Deps{
+		Queue: n.db, Budget: budget, Holder: holder{keeper}, Members: n.roster, Peers: n.wakes,
+		Lanes: senders, Log: n.log, Registerer: reg,
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	locker, err := newSlotLocker(s, client, redislease.NewSlots(client, keys, s.InstanceID))
+	if err != nil {
+		return nil, err
+	}
+	n.jobs = func(ctx context.Context) (gocron.Scheduler, error) { return jobs(ctx, s, n.coord, locker, n.log) }
+	n.gauges = newGauges(reg, n.db, budget, n.log)
+
+	names := make([]string, 0, len(s.Senders))
+	for name := range s.Senders {
+		names = append(names, name)
+	}
+	auth := web.Everyone()
+	if s.HTTP.Auth == settings.AuthKeys {
+		auth = web.AdminKey(string(s.HTTP.AdminKey))
+	}
+	n.web, err = web.New(web.Config{
+		Rule:    school.Rule{Limit: max(1, s.Quota.Limit-s.Quota.Headroom), Rest: s.Quota.Rest},
+		Senders: names, Version: d.Version, StopTimeout: s.StopTimeout,
+	}, web.Deps{
+		Notices: n.db, Schools: n.db, Database: n.db, Arbiter: budget, Waker: n.coord,
+		Cluster: cluster{self: s.InstanceID, roster: n.roster, coord: n.coord, conf: s}, Auth: auth,
+		Checks:     map[string]func(context.Context) error{"redis": func(ctx context.Context) error { return client.Ping(ctx).Err() }},
+		Registerer: reg, Gatherer: reg, Log: n.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// Addr is the address that the HTTP API is bound to, host:port.
+func (n *Node) Addr() string { return n.listener.Addr().String() }
+
+// Run works until ctx ends or a part that cannot be done without fails, then
+// stops: not ready but still accepting for stop_delay; no new batch, calls in
+// flight end and are recorded, locks are released; requests under way are
+// answered; the replica leaves the roster (R15). A nil error means that nothing
+// was cut off.
+func (n *Node) Run(ctx context.Context) error {
+	// The parts outlive ctx: each is stopped in its place.
+	root := context.WithoutCancel(ctx)
+	run, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+
+	var serving, working, listening sync.WaitGroup
+	serveCtx, stopServing := context.WithCancel(root)
+	defer stopServing()
+	workCtx, stopWorking := context.WithCancelCause(root)
+	defer stopWorking(nil)
+	listenCtx, stopListening := context.WithCancel(root)
+	defer stopListening()
+
+	var serveErr, workErr error
+	serving.Go(func() {
+		if serveErr = n.web.Serve(serveCtx, n.listener); serveErr != nil {
+			fail(serveErr)
+		}
+	})
+	working.Go(func() {
+		if workErr = n.coord.Run(workCtx); workErr != nil {
+			fail(workErr)
+		}
+	})
+	ask := func() {
+		// What was said while nobody listened is lost: the store knows.
+		if err := n.coord.Tick(listenCtx); err != nil && listenCtx.Err() == nil {
+			n.log.Warn("work could not be looked up; the dispatch tick tries again", "event", "tick_failed", "error", err)
+		}
+	}
+	hear := func(schoolID string) { n.coord.Hear(schoolID) }
+	listening.Go(func() { _ = n.wakes.Subscribe(listenCtx, ask, hear) })
+	listening.Go(func() { _ = n.db.Listen(listenCtx, ask, hear) })
+	listening.Go(func() { n.gauges.run(listenCtx) })
+	rosterCtx, leaveRoster := context.WithCancel(root)
+	defer leaveRoster()
+	var member sync.WaitGroup
+	member.Go(func() {
+		if err := n.roster.Run(rosterCtx); err != nil {
+			n.log.Warn("the roster entry is left to run out", "event", "roster_leave_failed", "error", err)
+		}
+	})
+
+	schedule, err := n.jobs(workCtx)
+	if err == nil {
+		schedule.Start()
+		n.log.Info("replica is up", "event", "replica_started", "address", n.Addr(), "go", runtime.Version())
+		<-run.Done()
+	}
+	if cause := context.Cause(run); err == nil && ctx.Err() == nil {
+		err = cause
+	}
+
+	n.log.Info("replica stops", "event", "replica_stopping")
+	n.web.Drain()
+	if ctx.Err() != nil && n.conf.StopDelay > 0 {
+		// A load balancer needs a moment to look away; until then requests are
+		// taken and sending goes on.
+		select {
+		case <-time.After(n.conf.StopDelay):
+		case <-serveCtx.Done():
+		}
+	}
+	stopWorking(coordinator.ErrStopping)
+	if schedule != nil {
+		err = errors.Join(err, schedule.Shutdown())
+	}
+	working.Wait()
+	stopServing()
+	serving.Wait()
+	stopListening()
+	listening.Wait()
+	leaveRoster()
+	member.Wait()
+	err = errors.Join(err, workErr)
+	if ctx.Err() != nil {
+		err = errors.Join(err, serveErr)
+	}
+	err = errors.Join(err, n.cleanup.run(n.log))
+	n.log.Info("replica has stopped", "event", "replica_stopped")
+	return err
+}
+
+// longestBatch is B of the slowest sender.
+func longestBatch(s settings.Settings) time.Duration {
+	var longest time.Duration
+	for name := range s.Senders {
+		longest = max(longest, s.BatchTime(name))
+	}
+	return longest
+}
+
+// etcBounds are bounds that fit every sender: a school's sender is known only
+// after its lock is taken.
+func etcBounds(s settings.Settings) (least, most time.Duration) {
+	for name := range s.Senders {
+		l, m := s.ETCBounds(name)
+		least, most = max(least, l), max(most, m)
+	}
+	return least, most
+}
+
+// newRedis is the client for everything but locks. Its calls are idempotent by
+// ids their callers made, so go-redis may repeat them; each is bounded by its
+// context.
+func newRedis(where *redis.UniversalOptions) redis.UniversalClient {
+	o := *where
+	o.ContextTimeoutEnabled = true
+	o.DialTimeout = 2 * time.Second
+	o.ReadTimeout = 2 * time.Second
+	o.WriteTimeout = 2 * time.Second
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return redis.NewUniversalClient(&o)
+}

@@ -1,0 +1,77 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"schoolbell/coordinator"
+	"schoolbell/coordinator/node/settings"
+	"schoolbell/sender"
+	"schoolbell/sender/logsender"
+	"schoolbell/sender/relay"
+)
+
+// guardClose is how long calls that overran are waited for at the stop.
+const guardClose = 2 * time.Second
+
+// lanes builds the configured senders, each measured and guarded, with room for
+// its messages in flight. stop ends them; their calls have returned by then.
+func lanes(s settings.Settings, log *slog.Logger, reg prometheus.Registerer) (all []coordinator.Lane, stop func() error, err error) {
+	var closers []func() error
+	stop = func() error {
+		var errs []error
+		for _, c := range closers {
+			errs = append(errs, c())
+		}
+		return errors.Join(errs...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Senders)) {
+		cfg := s.Senders[name]
+		var made sender.Sender
+		switch cfg.Kind {
+		case settings.KindRelay:
+			r, err := relay.New(relay.Config{
+				Name: name, URL: string(cfg.URL), Token: string(cfg.Token), StatusURL: string(cfg.StatusURL),
+				ConnectTimeout: cfg.ConnectTimeout, ReadTimeout: cfg.ReadTimeout, CallTimeout: cfg.CallTimeout,
+			}, reg)
+			if err != nil {
+				return nil, nil, errors.Join(err, stop())
+			}
+			closers = append(closers, func() error { r.Close(); return nil })
+			made = r
+		case settings.KindLog:
+			made, err = logsender.New(name, log)
+			if err != nil {
+				return nil, nil, errors.Join(err, stop())
+			}
+		default:
+			return nil, nil, errors.Join(fmt.Errorf("sender %s: kind %q is not available in this version", name, cfg.Kind), stop())
+		}
+		measured, err := sender.Measure(name, made, reg)
+		if err != nil {
+			return nil, nil, errors.Join(err, stop())
+		}
+		guard, err := sender.NewGuard(sender.GuardConfig{Name: name}, measured, log)
+		if err != nil {
+			return nil, nil, errors.Join(err, stop())
+		}
+		closers = append(closers, func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), guardClose)
+			defer cancel()
+			return guard.Close(ctx)
+		})
+		room, err := sender.NewRoom(cfg.InFlight)
+		if err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("sender %s: %w", name, err), stop())
+		}
+		all = append(all, coordinator.Lane{Name: name, Sender: guard, Room: room})
+	}
+	return all, stop, nil
+}
