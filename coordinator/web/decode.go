@@ -1,7 +1,6 @@
 package web
 
 import (
-	"strconv"
 	"time"
 
 	"schoolbell/coordinator/api"
@@ -29,39 +28,39 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 		listed     bool // recipients were given, if only an empty list
 	)
 	r := newJSONReader(data)
-	ok, err := r.object("", noticeFields, func(name, field string) (err error) {
+	ok, err := r.object(path{}, noticeFields, func(name string, p path) (err error) {
 		switch name {
 		case "school":
-			err = r.set(field, &n.School)
+			err = r.set(p, &n.School)
 		case "title":
-			err = r.set(field, &n.Content.Title)
+			err = r.set(p, &n.Content.Title)
 		case "body":
-			err = r.set(field, &n.Content.Body)
+			err = r.set(p, &n.Content.Body)
 		case "data":
-			n.Content.Data, err = r.strings(field)
+			n.Content.Data, err = r.strings(p)
 		case "image":
-			err = r.set(field, &n.Content.Image)
+			err = r.set(p, &n.Content.Image)
 		case "link":
-			err = r.set(field, &n.Content.Link)
+			err = r.set(p, &n.Content.Link)
 		case "topic":
-			_, topic, err = r.text(field)
+			_, topic, err = r.text(p)
 		case "recipients":
 			if stream {
-				return invalid(field, "follow in the lines after the first, one each")
+				return p.invalid("follow in the lines after the first, one each")
 			}
-			recipients, listed, err = decodeRecipients(r, field)
+			recipients, listed, err = decodeRecipients(r, p)
 		case "priority":
-			err = r.set(field, (*string)(&n.Priority))
+			err = r.set(p, (*string)(&n.Priority))
 		case "scheduled_at":
-			n.ScheduledAt, err = r.time(field)
+			n.ScheduledAt, err = r.time(p)
 		case "expires_at":
-			n.ExpiresAt, err = r.time(field)
+			n.ExpiresAt, err = r.time(p)
 		case "delivery":
-			err = r.set(field, (*string)(&n.Delivery))
+			err = r.set(p, (*string)(&n.Delivery))
 		case "fallback":
 			var given bool
-			if given, err = r.given(field); given && err == nil {
-				err = invalid(field, notAvailable)
+			if given, err = r.given(p); given && err == nil {
+				err = p.invalid(notAvailable)
 			}
 		}
 		return err
@@ -72,7 +71,7 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 	case !ok:
 		return nil, nil, invalid("", "the body must be an object")
 	}
-	if err := r.end(""); err != nil {
+	if err := r.end(path{}); err != nil {
 		return nil, nil, err
 	}
 	switch {
@@ -99,19 +98,19 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 	return n, recipients, nil
 }
 
-func decodeRecipients(r *jsonReader, field string) ([]school.NewRecipient, bool, error) {
+func decodeRecipients(r *jsonReader, p path) ([]school.NewRecipient, bool, error) {
 	var list []school.NewRecipient
-	ok, err := r.array(field, func(i int) error {
+	ok, err := r.array(p, func(i int) error {
 		if i >= school.MaxRecipients {
 			return tooManyRecipients()
 		}
-		at := recipientAt(i)
+		at := recipientPath(i)
 		var rec school.NewRecipient
 		if err := decodeRecipient(r, at, &rec); err != nil {
 			return err
 		}
 		if rec.Token == "" { // checked here already: a body of empty objects must not grow a list many times its size
-			return invalid(at+".token", "is required")
+			return at.member("token").invalid("is required")
 		}
 		list = append(list, rec)
 		return nil
@@ -120,24 +119,24 @@ func decodeRecipients(r *jsonReader, field string) ([]school.NewRecipient, bool,
 }
 
 // decodeRecipient reads one recipient; it does not validate it.
-func decodeRecipient(r *jsonReader, field string, to *school.NewRecipient) error {
-	ok, err := r.object(field, recipientFields, func(name, field string) (err error) {
+func decodeRecipient(r *jsonReader, p path, to *school.NewRecipient) error {
+	ok, err := r.object(p, recipientFields, func(name string, p path) (err error) {
 		switch name {
 		case "token":
-			err = r.set(field, &to.Token)
+			err = r.set(p, &to.Token)
 		case "ref":
-			err = r.set(field, &to.Ref)
+			err = r.set(p, &to.Ref)
 		case "enabled":
-			to.Enabled, err = r.flag(field)
+			to.Enabled, err = r.flag(p)
 		case "badge":
-			to.Badge, err = r.integer(field)
+			to.Badge, err = r.integer(p)
 		case "data":
-			to.Data, err = r.strings(field)
+			to.Data, err = r.strings(p)
 		}
 		return err
 	})
 	if err == nil && !ok {
-		err = invalid(field, "must be an object")
+		err = p.invalid("must be an object")
 	}
 	return err
 }
@@ -145,7 +144,7 @@ func decodeRecipient(r *jsonReader, field string, to *school.NewRecipient) error
 // decodeRecipientLine reads one line of a stream.
 func decodeRecipientLine(line []byte, i int, to *school.NewRecipient) error {
 	r := newJSONReader(line)
-	at := recipientAt(i)
+	at := recipientPath(i)
 	if err := decodeRecipient(r, at, to); err != nil {
 		return err
 	}
@@ -155,25 +154,25 @@ func decodeRecipientLine(line []byte, i int, to *school.NewRecipient) error {
 func decodeSchoolChange(data []byte) (school.SchoolChange, error) {
 	var c school.SchoolChange
 	r := newJSONReader(data)
-	ok, err := r.object("", schoolChangeFields, func(name, field string) (err error) {
+	ok, err := r.object(path{}, schoolChangeFields, func(name string, p path) (err error) {
 		var given bool
 		switch name {
 		case "name":
 			c.Name = new(string)
-			*c.Name, given, err = r.text(field)
+			*c.Name, given, err = r.text(p)
 		case "sender":
 			c.Sender = new(string)
-			*c.Sender, given, err = r.text(field)
+			*c.Sender, given, err = r.text(p)
 		case "limit":
-			c.Limit, err = r.integer(field)
+			c.Limit, err = r.integer(p)
 			given = c.Limit != nil
 		case "rest_seconds":
-			c.Rest, err = r.seconds(field)
+			c.Rest, err = r.seconds(p)
 			given = c.Rest != nil
 		}
 		if err == nil && !given {
 			// Null could mean "back to the default" as well as "as it was".
-			err = invalid(field, "cannot be null; leave it out to keep what is set")
+			err = p.invalid("cannot be null; leave it out to keep what is set")
 		}
 		return err
 	})
@@ -183,13 +182,11 @@ func decodeSchoolChange(data []byte) (school.SchoolChange, error) {
 	if !ok {
 		return c, invalid("", "the body must be an object")
 	}
-	if err := r.end(""); err != nil {
+	if err := r.end(path{}); err != nil {
 		return c, err
 	}
 	return c, school.ValidateSchoolChange(c)
 }
-
-func recipientAt(i int) string { return "recipients[" + strconv.Itoa(i) + "]" }
 
 func tooManyRecipients() error {
 	return &api.Error{Code: api.TooLarge, Field: "recipients", Message: "a notice has at most 1,000,000 recipients"}

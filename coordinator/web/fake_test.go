@@ -376,3 +376,24 @@ func requireAnswer[T any](t *testing.T, rec *httptest.ResponseRecorder, status i
 }
 
 const small = `{"school":"A","title":"t","body":"b","recipients":[{"token":"tok-1"}]}`
+
+type seq = iter.Seq2[school.NewRecipient, error]
+
+// acceptFunc is a store that only accepts.
+type acceptFunc func(ctx context.Context, n *school.Notice, total int, recipients seq) (school.Receipt, error)
+
+func (f acceptFunc) Accept(ctx context.Context, n *school.Notice, total int, recipients seq) (school.Receipt, error) {
+	return f(ctx, n, total, recipients)
+}
+
+func (acceptFunc) Notice(context.Context, int64) (school.Progress, error) {
+	return school.Progress{}, school.ErrNotFound
+}
+
+func (acceptFunc) Notices(context.Context, school.NoticeFilter) ([]school.Progress, error) {
+	return nil, nil
+}
+
+func (acceptFunc) Recipients(context.Context, int64, school.RecipientFilter) ([]school.RecipientRow, error) {
+	return nil, school.ErrNotFound
+}

@@ -65,19 +65,18 @@ func (s *Server) readUpload(sub *submission, w http.ResponseWriter, r *http.Requ
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		at := recipientAt(sp.count)
 		if err != nil {
-			return lineError(err, at, lines.line)
+			return lineError(err, recipientPath(sp.count).String(), lines.line)
 		}
 		if sp.count >= school.MaxRecipients {
 			return tooManyRecipients()
 		}
 		var rec school.NewRecipient
 		if err := decodeRecipientLine(line, sp.count, &rec); err != nil {
-			return lineError(err, at, lines.line)
+			return lineError(err, recipientPath(sp.count).String(), lines.line)
 		}
 		if err := school.ValidateRecipient(sp.count, &rec, &n.Content); err != nil {
-			return lineError(err, at, lines.line)
+			return lineError(err, recipientPath(sp.count).String(), lines.line)
 		}
 		if err := sp.add(line); err != nil {
 			return err
@@ -99,6 +98,9 @@ func (s *Server) readUpload(sub *submission, w http.ResponseWriter, r *http.Requ
 func lineError(err error, field string, line int) error {
 	if errors.Is(err, errLongLine) {
 		return &api.Error{Code: api.TooLarge, Field: field, Message: "line " + strconv.Itoa(line) + ": is longer than 64 KiB"}
+	}
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return err // the whole is too large, no matter where
 	}
 	e := problem(err)
 	switch e.Code {
