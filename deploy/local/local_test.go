@@ -2,6 +2,8 @@ package local
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"strconv"
@@ -54,16 +56,46 @@ func TestFreePortLiesBelowOutgoingConnections(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	require.NoError(t, err)
-	t.Logf("range of outgoing connections: %s", b)
+	var first, last int
+	_, err = fmt.Sscan(string(b), &first, &last)
+	require.NoError(t, err)
 	for range 50 {
 		port, err := FreePort()
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, port, lowestPort)
-		require.Less(t, port, firstEphemeralPort())
+		require.Less(t, port, first)
 	}
 	port, err := freePort(busOffset)
 	require.NoError(t, err)
-	require.Less(t, port+busOffset, firstEphemeralPort())
+	require.Less(t, port+busOffset, first)
+}
+
+func TestStartIsRepeatedWhileThePortIsTaken(t *testing.T) {
+	t.Parallel()
+	other := errors.New("another reason")
+	for name, tc := range map[string]struct {
+		answers []error // of one start after the other; the last one repeats
+		starts  int
+		want    error
+	}{
+		"at once":        {[]error{nil}, 1, nil},
+		"in the end":     {[]error{errAddressInUse, errAddressInUse, nil}, 3, nil},
+		"never":          {[]error{errAddressInUse}, portAttempts, errAddressInUse},
+		"another reason": {[]error{errAddressInUse, other}, 2, other},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var starts int
+			ports := map[int]bool{}
+			err := onFreePort(func(port int) error {
+				ports[port] = true
+				starts++
+				return tc.answers[min(starts, len(tc.answers))-1]
+			})
+			require.Equal(t, tc.want, err)
+			require.Equal(t, tc.starts, starts)
+			require.Greater(t, len(ports), starts/2, "not the same port again")
+		})
+	}
 }
 
 func TestLaunchOfMissingProgramFails(t *testing.T) {

@@ -86,21 +86,16 @@ var ownings = map[string]func(context.Context) (report, error){
 		}
 		return report{PIDs: []int{p.PID()}}, nil
 	},
-	// A shell that has children in its group, all standing still.
-	"paused program": func(ctx context.Context) (report, error) {
-		p, err := StartProgram(ctx, ProgramConfig{Path: "sh", Args: []string{"-c", "sleep 3600 & sleep 3600"}})
+	"program with children": func(ctx context.Context) (report, error) {
+		_, rep, err := startFamily(ctx)
+		return rep, err
+	},
+	"paused program with children": func(ctx context.Context) (report, error) {
+		p, rep, err := startFamily(ctx)
 		if err != nil {
 			return report{}, err
 		}
-		var children []int
-		err = poll(ctx, p.proc, func() (bool, error) {
-			children = childrenOf(p.PID())
-			return len(children) == 2, nil
-		})
-		if err != nil {
-			return report{}, err
-		}
-		return report{PIDs: append(children, p.PID())}, p.Pause()
+		return rep, p.Pause()
 	},
 	"builder": func(ctx context.Context) (report, error) {
 		b, err := NewBuilder(false)
@@ -125,6 +120,19 @@ var ownings = map[string]func(context.Context) (report, error){
 		rep := report{PIDs: append(childrenOf(p.PID()), p.PID()), Dirs: []string{p.srv.dir}}
 		return rep, p.Pause()
 	},
+}
+
+func startFamily(ctx context.Context) (*Program, report, error) {
+	p, err := StartProgram(ctx, ProgramConfig{Path: "sh", Args: []string{"-c", "sleep 3600 & sleep 3600"}})
+	if err != nil {
+		return nil, report{}, err
+	}
+	var children []int
+	err = poll(ctx, p.proc, func() (bool, error) {
+		children = childrenOf(p.PID())
+		return len(children) == 2, nil
+	})
+	return p, report{PIDs: append(children, p.PID())}, err
 }
 
 func TestNothingOutlivesItsOwner(t *testing.T) {
@@ -152,7 +160,8 @@ func TestNothingOutlivesItsOwner(t *testing.T) {
 		{"unguarded redis", "SIGKILL", signal(syscall.SIGKILL)},
 		{"program", "SIGKILL", signal(syscall.SIGKILL)},
 		{"program", "os.Exit", say("exit")},
-		{"paused program", "SIGKILL", signal(syscall.SIGKILL)},
+		{"program with children", "SIGKILL", signal(syscall.SIGKILL)},
+		{"paused program with children", "SIGKILL", signal(syscall.SIGKILL)},
 		{"builder", "SIGKILL", signal(syscall.SIGKILL)},
 		{"postgres", "SIGKILL", signal(syscall.SIGKILL)},
 		{"postgres", "panic", say("panic")},

@@ -62,6 +62,20 @@ func freePort(offsets ...int) (int, error) {
 	return 0, fmt.Errorf("choose a port: %w", err)
 }
 
+// onFreePort starts a server with one port after the other until start does not
+// report that somebody else took it in between.
+func onFreePort(start func(port int) error, offsets ...int) error {
+	for i := 1; ; i++ {
+		port, err := freePort(offsets...)
+		if err != nil {
+			return err
+		}
+		if err = start(port); !errors.Is(err, errAddressInUse) || i == portAttempts {
+			return err
+		}
+	}
+}
+
 func bindable(port int) error {
 	l, err := net.Listen("tcp4", loopback(port))
 	if err != nil {

@@ -89,17 +89,11 @@ func StartPostgres(ctx context.Context, cfg PostgresConfig) (*Postgres, error) {
 	}
 	p := &Postgres{bin: bin, cfg: cfg, cred: cred, srv: srv}
 	srv.mu.Lock()
-	err = p.initialise(ctx)
-	for i := 0; err == nil && i < portAttempts; i++ {
-		if p.port, err = freePort(); err != nil {
-			break
-		}
-		if err = p.start(ctx); err == nil {
-			break
-		}
-		if errors.Is(err, errAddressInUse) && i+1 < portAttempts {
-			err = nil
-		}
+	if err = p.initialise(ctx); err == nil {
+		err = onFreePort(func(port int) error {
+			p.port = port
+			return p.start(ctx)
+		})
 	}
 	srv.mu.Unlock()
 	if err != nil {

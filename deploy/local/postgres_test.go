@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -208,8 +209,8 @@ func TestPostgresFolderCanBeEnteredByItsUser(t *testing.T) {
 	require.Equal(t, "/tmp", folderFor(&syscall.Credential{Uid: 1}))
 }
 
-// Each session is a process of its own that outlives its parent if that is
-// killed; it must not go on with what it does.
+// Each session is a process of its own; one that computes does not notice that
+// its parent was killed.
 func TestPostgresKillEndsBusySessions(t *testing.T) {
 	t.Parallel()
 	ctx := bounded(t)
@@ -218,7 +219,7 @@ func TestPostgresKillEndsBusySessions(t *testing.T) {
 	backend := int(conn.PgConn().PID())
 	ended := make(chan error, 1)
 	go func() {
-		_, err := conn.Exec(ctx, "SELECT pg_sleep(3600)")
+		_, err := conn.Exec(ctx, "SELECT count(*) FROM generate_series(1, 1e15::bigint)")
 		ended <- err
 	}()
 	watch := connected(t, p.URL("postgres"))
@@ -231,4 +232,18 @@ func TestPostgresKillEndsBusySessions(t *testing.T) {
 	require.True(t, gone(backend), "already when Kill returns")
 	require.Error(t, <-ended)
 	require.NoError(t, p.Restart(ctx, Fast))
+}
+
+func TestPostgresReportsThatItsPortIsTaken(t *testing.T) {
+	t.Parallel()
+	p := startedPostgres(t, PostgresConfig{Fast: true})
+	p.Kill()
+	thief, err := net.Listen("tcp4", p.Addr())
+	require.NoError(t, err)
+	p.srv.mu.Lock()
+	err = p.start(bounded(t))
+	p.srv.mu.Unlock()
+	require.ErrorIs(t, err, errAddressInUse)
+	require.NoError(t, thief.Close())
+	require.NoError(t, p.Restart(bounded(t), Fast))
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -183,6 +185,31 @@ func TestProgramLife(t *testing.T) {
 		require.NoError(t, p.Close())
 		require.True(t, gone(p.PID()))
 	})
+}
+
+func TestProgramTakesItsChildrenAlong(t *testing.T) {
+	t.Parallel()
+	ctx := bounded(t)
+	var out bytes.Buffer
+	p, err := StartProgram(ctx, ProgramConfig{
+		Path: "sh", Args: []string{"-c", "sleep 3600 >/dev/null 2>&1 & echo $!"}, Stdout: &out,
+	})
+	require.NoError(t, err)
+	code, err := p.Wait(ctx)
+	require.NoError(t, err)
+	require.Zero(t, code)
+	child, err := strconv.Atoi(strings.TrimSpace(out.String()))
+	require.NoError(t, err)
+	eventually(t, "its child is gone", func() bool { return gone(child) })
+	require.NoError(t, p.Close())
+
+	p, rep, err := startFamily(ctx)
+	require.NoError(t, err)
+	p.Kill()
+	for _, id := range rep.PIDs {
+		eventually(t, "everybody is gone", func() bool { return gone(id) })
+	}
+	require.NoError(t, p.Close())
 }
 
 func TestProgramThatIsNeverReady(t *testing.T) {

@@ -97,17 +97,12 @@ func startRedis(ctx context.Context, role redisRole) (*Redis, error) {
 		return nil, err
 	}
 	r := &Redis{bin: bin, role: role, srv: srv}
-	for range portAttempts {
-		if r.port, err = freePort(role.offsets...); err != nil {
-			break
-		}
+	err = onFreePort(func(port int) error {
 		srv.mu.Lock()
-		err = r.start(ctx)
-		srv.mu.Unlock()
-		if !errors.Is(err, errAddressInUse) {
-			break
-		}
-	}
+		defer srv.mu.Unlock()
+		r.port = port
+		return r.start(ctx)
+	}, role.offsets...)
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
 	}

@@ -180,6 +180,25 @@ func TestRedisReturnsToItsPortOnceThatIsFree(t *testing.T) {
 	require.NoError(t, r.Restart(bounded(t), true))
 }
 
+func TestRedisTakesAnotherPortWhenItsIsTaken(t *testing.T) {
+	t.Parallel()
+	winner := startedRedis(t, RedisConfig{Memory: true})
+	role, err := plainRedis(RedisConfig{Memory: true})
+	require.NoError(t, err)
+	plain, starts := role.args, 0
+	role.args = func(r *Redis) ([]string, error) {
+		if starts++; starts == 1 {
+			r.port = winner.port // taken between choosing and binding
+		}
+		return plain(r)
+	}
+	r, err := startRedis(bounded(t), role)
+	require.NoError(t, err)
+	defer r.Close()
+	require.Equal(t, 2, starts)
+	require.NotEqual(t, winner.Addr(), r.Addr())
+}
+
 func TestManyRedisStartAtOnce(t *testing.T) {
 	t.Parallel()
 	ctx := bounded(t)
