@@ -1,0 +1,662 @@
+package verdict
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"schoolbell/sender/simulator"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	limit = 500
+	batch = 200
+	rest  = 5 * time.Second
+	call  = 80 * time.Millisecond
+)
+
+var start = time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)
+
+// run is everything that is known of one run; defects change it.
+type run struct {
+	arrivals []simulator.Arrival
+	notices  []Notice
+	states   map[string]State
+	batches  []Batch
+	faults   []Fault
+	counts   []NoticeCounts
+}
+
+// clean is a run of two schools as it should be: one notice of 1,300 each, in
+// batches of at most 200, cut at 500, a rest after each 500, and of recipient 7
+// a first attempt that failed and a retry.
+func clean() *run {
+	r := &run{states: map[string]State{}}
+	for s, school := range []string{"A", "B"} {
+		notice := fmt.Sprint("n", school)
+		r.notices = append(r.notices, Notice{ID: notice, School: school, Total: 1300, At: start})
+		now := start.Add(time.Duration(s) * 3 * time.Millisecond)
+		queue := make([]int, 1300)
+		for i := range queue {
+			queue[i] = i + 1
+			r.states[fmt.Sprintf("%s.%d", notice, i+1)] = Success
+		}
+		attempts := map[int]int{}
+		inCycle, number := 0, 0
+		for len(queue) > 0 {
+			n := min(batch, len(queue), limit-inCycle)
+			id := fmt.Sprintf("%s-b%d", school, number)
+			number++
+			r.batches = append(r.batches, Batch{
+				ID: id, School: school, Owner: "replica-1", Fence: 1, Size: n,
+				ClaimedAt: now.Add(-time.Millisecond), SendDeadline: now.Add(2 * time.Second), SettledAt: now.Add(call + time.Millisecond),
+			})
+			for _, seq := range queue[:n] {
+				attempts[seq]++
+				a := simulator.Arrival{
+					T: now.UnixNano(), Kind: "relay", School: school, Notice: notice, Message: fmt.Sprintf("%s.%d", notice, seq),
+					Batch: id, Fence: 1, Attempt: attempts[seq], Answer: "200", Ended: now.Add(call).UnixNano(),
+				}
+				if seq == 7 && attempts[seq] == 1 {
+					a.Answer = "UNAVAILABLE"
+					queue = append(queue, seq)
+				}
+				r.arrivals = append(r.arrivals, a)
+			}
+			queue = queue[n:]
+			inCycle += n
+			now = now.Add(call + 2*time.Millisecond)
+			if inCycle == limit {
+				inCycle = 0
+				now = now.Add(rest)
+			}
+		}
+		r.counts = append(r.counts, NoticeCounts{Notice: notice, Total: 1300, Success: 1299, RetrySuccess: 1})
+	}
+	return r
+}
+
+// of gives the arrivals of a school, which share memory with the run's.
+func (r *run) of(school string) []*simulator.Arrival {
+	var all []*simulator.Arrival
+	for i := range r.arrivals {
+		if r.arrivals[i].School == school {
+			all = append(all, &r.arrivals[i])
+		}
+	}
+	return all
+}
+
+// cycle is the i-th cycle of a clean school's arrivals.
+func (r *run) cycle(school string, i int) []*simulator.Arrival {
+	all := r.of(school)
+	return all[i*limit : min((i+1)*limit, len(all))]
+}
+
+func shift(arrivals []*simulator.Arrival, d time.Duration) {
+	for _, a := range arrivals {
+		a.T += int64(d)
+		a.Ended += int64(d)
+	}
+}
+
+func (r *run) without(drop func(a simulator.Arrival) bool) {
+	r.arrivals = slices.DeleteFunc(r.arrivals, drop)
+}
+
+// log writes the run as the receiver does, answers mixed in among arrivals.
+func (r *run) log() *bytes.Buffer {
+	slices.SortStableFunc(r.arrivals, func(a, b simulator.Arrival) int { return int(a.T - b.T) })
+	type line struct {
+		at int64
+		a  simulator.Arrival
+	}
+	var lines []line
+	for i := range r.arrivals {
+		a := &r.arrivals[i]
+		a.N = int64(i + 1)
+		begun := *a
+		begun.Answer, begun.Ended, begun.Lost, begun.Repeat = "", 0, false, false
+		lines = append(lines, line{a.T, begun})
+		if a.Answer != "" {
+			lines = append(lines, line{max(a.Ended, a.T), *a})
+		}
+	}
+	slices.SortStableFunc(lines, func(a, b line) int { return int(a.at - b.at) })
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	for _, l := range lines {
+		if err := encoder.Encode(l.a); err != nil {
+			panic(err)
+		}
+	}
+	return &out
+}
+
+func (r *run) judge(t *testing.T) Verdict {
+	t.Helper()
+	j, err := New(Config{Rule: Rule{Limit: limit, Rest: rest}, Start: start, Seed: 1, Replicas: 3})
+	require.NoError(t, err)
+	require.NoError(t, j.ReadLog(r.log()))
+	for _, n := range r.notices {
+		require.NoError(t, j.AcceptNotice(n))
+	}
+	for id, s := range r.states {
+		j.FinalState(id, s)
+	}
+	for _, b := range r.batches {
+		require.NoError(t, j.Batch(b))
+	}
+	for _, f := range r.faults {
+		j.Fault(f)
+	}
+	for _, c := range r.counts {
+		j.NoticeCounts(c)
+	}
+	v := j.Verdict()
+	require.Equal(t, v, j.Verdict(), "judging changes nothing")
+	return v
+}
+
+func TestACleanRunPasses(t *testing.T) {
+	t.Parallel()
+	v := clean().judge(t)
+	require.Empty(t, v.Violations)
+	require.True(t, v.OK)
+	require.Equal(t, 2, v.Schools)
+	require.Equal(t, 2600, v.Accepted)
+	require.Equal(t, 2600, v.Arrived)
+	require.Zero(t, v.Repeated, "a retry after a definite failure is no repeat")
+	restMS := int64(5002)
+	require.Equal(t, RuleVerdict{WorstCount: 500, Limit: 500, ShortestRestMS: &restMS, RestMS: 5000, Cycles: 4}, v.Rule)
+	require.Equal(t, &Percentiles{P50: 2, P99: 2, Max: 2}, v.ResumeLagMS)
+	require.Nil(t, v.RecoveryMS)
+	require.InDelta(t, 2600/v.Seconds, v.RatePerSecond, 0.1)
+}
+
+// Each defect alone must be seen, in the number that is there for it.
+func TestEachDefectIsReported(t *testing.T) {
+	t.Parallel()
+	lastOf := func(r *run, school string, cycle int) *simulator.Arrival {
+		c := r.cycle(school, cycle)
+		return c[len(c)-1]
+	}
+	for name, c := range map[string]struct {
+		spoil func(r *run)
+		seen  func(v Verdict) bool
+		says  string
+	}{
+		"one lost": {
+			func(r *run) {
+				r.without(func(a simulator.Arrival) bool { return a.Message == "nA.77" })
+				delete(r.states, "nA.77")
+				r.counts = nil
+			},
+			func(v Verdict) bool { return v.Lost == 1 && v.Arrived == 2599 }, "lost: message nA.77 never arrived",
+		},
+		"SUCCESS that never arrived": {
+			func(r *run) { r.without(func(a simulator.Arrival) bool { return a.Message == "nA.77" }) },
+			func(v Verdict) bool { return v.Lost == 1 }, "nA.77 is SUCCESS",
+		},
+		"SUCCESS that was only refused": {
+			func(r *run) { r.cycle("A", 0)[76].Answer = "UNAVAILABLE" },
+			func(v Verdict) bool { return v.Lost == 1 }, "nA.77 is SUCCESS",
+		},
+		"FAIL that never arrived": {
+			func(r *run) {
+				r.without(func(a simulator.Arrival) bool { return a.Message == "nA.77" })
+				r.states["nA.77"] = Fail
+				r.counts = nil
+			},
+			func(v Verdict) bool { return v.Lost == 1 }, "nA.77 is FAIL",
+		},
+		"a retry that never came": {
+			func(r *run) {
+				r.without(func(a simulator.Arrival) bool { return a.Message == "nA.7" && a.Attempt == 2 })
+				r.states, r.counts = nil, nil
+			},
+			func(v Verdict) bool { return v.Lost == 1 }, "nA.7 arrived 1 times",
+		},
+		"one still waiting": {
+			func(r *run) {
+				r.without(func(a simulator.Arrival) bool { return a.Message == "nA.77" })
+				r.states["nA.77"], r.counts = RetryPending, nil
+			},
+			func(v Verdict) bool { return v.Waiting == 1 && v.Lost == 0 }, "nA.77 has not come to an end",
+		},
+		"one waiting that was accepted": {
+			func(r *run) { r.states["nA.77"], r.counts = InProgress, nil },
+			func(v Verdict) bool { return v.Waiting == 1 }, "nA.77",
+		},
+		"one that was never accepted for sending": {
+			func(r *run) { lastOf(r, "A", 2).Message = "nA.1301" },
+			func(v Verdict) bool { return v.Strange == 1 }, "nA.1301",
+		},
+		"one skipped that arrived": {
+			func(r *run) { r.states["nA.77"], r.counts = Skipped, nil },
+			func(v Verdict) bool { return v.SkippedButArrived == 1 }, "nA.77",
+		},
+		"one repeated": {
+			func(r *run) { lastOf(r, "A", 2).Message = "nA.5" },
+			func(v Verdict) bool { return v.Repeated == 1 && v.RepeatBound == 0 }, "message nA.5 was accepted 2 times",
+		},
+		"repeats beyond the bound": {
+			func(r *run) {
+				for i := range 3 {
+					r.cycle("A", 2)[i].Message = fmt.Sprint("nA.", i+10)
+				}
+				r.states, r.counts = nil, nil
+				for i := range r.notices {
+					r.notices[i].Maybe = true
+				}
+				r.faults = []Fault{{At: start.Add(time.Second), Kind: Kill, Target: "replica-9", Unsettled: []int{2}}}
+			},
+			func(v Verdict) bool { return v.Repeated == 3 && v.RepeatBound == 2 && v.Lost == 0 }, "3 messages were accepted more than once, and kills and pauses explain 2",
+		},
+		"a repeat after an answer that was not lost, though a later one was": {
+			func(r *run) { a := lastOf(r, "A", 2); a.Message, a.Lost = "nA.5", true },
+			func(v Verdict) bool { return v.Repeated == 1 && v.RepeatedAfterLoss == 0 }, "nA.5",
+		},
+		"faults of other kinds excuse no repeat": {
+			func(r *run) {
+				lastOf(r, "A", 2).Message = "nA.5"
+				r.faults = []Fault{{At: start, Kind: "redis-restart", Target: "redis", Unsettled: []int{500}}}
+			},
+			func(v Verdict) bool { return v.Repeated == 1 && v.RepeatBound == 0 }, "nA.5",
+		},
+		"501 of 500": {
+			func(r *run) {
+				extra := *lastOf(r, "A", 0)
+				extra.Message, extra.Answer, extra.Batch = "nA.1300", "UNAVAILABLE", "A-extra"
+				extra.T = extra.Ended + int64(time.Millisecond)
+				extra.Ended = extra.T + int64(time.Millisecond)
+				r.arrivals = append(r.arrivals, extra)
+				moveAfter(r, "A", extra.T, 10*time.Millisecond)
+			},
+			func(v Verdict) bool {
+				return v.Rule.Violations == 1 && v.Rule.WorstCount == 501 && *v.Rule.ShortestRestMS == 1
+			}, "attempt 501 of 500",
+		},
+		"501 in one batch": {
+			func(r *run) {
+				extra := *lastOf(r, "A", 0)
+				extra.Message, extra.Answer = "nA.1300", "UNAVAILABLE"
+				r.arrivals = append(r.arrivals, extra)
+			},
+			func(v Verdict) bool { return v.Rule.Violations == 1 && v.Rule.WorstCount == 501 }, "attempt 501 of 500",
+		},
+		"a rest that is a millisecond short": {
+			func(r *run) { shift(append(r.cycle("B", 1), r.cycle("B", 2)...), -3*time.Millisecond); late(r) },
+			func(v Verdict) bool {
+				return v.Rule.Violations == 1 && *v.Rule.ShortestRestMS == 4999 && v.Rule.WorstCount == 1000
+			}, "school B sent attempt 501 of 500",
+		},
+		"a rest that is a nanosecond short": {
+			func(r *run) {
+				shift(append(r.cycle("B", 1), r.cycle("B", 2)...), -2*time.Millisecond-time.Nanosecond)
+				late(r)
+			},
+			func(v Verdict) bool { return v.Rule.Violations == 1 && *v.Rule.ShortestRestMS == 4999 }, "school B",
+		},
+		"a rest counted from the last call's beginning": {
+			func(r *run) { shift(append(r.cycle("B", 1), r.cycle("B", 2)...), -call); late(r) },
+			func(v Verdict) bool { return v.Rule.Violations == 1 && *v.Rule.ShortestRestMS == 4922 }, "school B",
+		},
+		"a rest during which an earlier call still ran": {
+			func(r *run) { r.cycle("B", 0)[0].Ended += int64(time.Second) },
+			func(v Verdict) bool { return v.Rule.Violations == 1 }, "school B",
+		},
+		"no rest at all": {
+			func(r *run) {
+				shift(append(r.cycle("A", 1), r.cycle("A", 2)...), -rest)
+				shift(r.cycle("A", 2), -rest)
+				late(r)
+			},
+			func(v Verdict) bool { return v.Rule.Violations == 2 && v.Rule.WorstCount == 1301 }, "school A",
+		},
+		"late after a higher fence": {
+			func(r *run) {
+				r.cycle("A", 2)[0].Fence = 2
+				r.cycle("A", 2)[0].T -= int64(time.Microsecond)
+			},
+			func(v Verdict) bool { return v.LateAfterLease == 300 }, "a higher fence had arrived",
+		},
+		"late after send_deadline": {
+			func(r *run) { r.batches[0].SendDeadline = start.Add(-time.Nanosecond) },
+			func(v Verdict) bool { return v.LateAfterLease == 200 && v.LateByPause == 0 }, "send_deadline",
+		},
+		"late, its owner paused, but not on the way": {
+			func(r *run) {
+				r.batches[0].SendDeadline = start.Add(-time.Nanosecond)
+				r.faults = []Fault{
+					{At: start.Add(-3 * time.Second), Until: start.Add(-2 * time.Second), Kind: Pause, Target: "replica-1", Unsettled: []int{500}},
+					{At: start.Add(-time.Second), Until: start.Add(time.Second), Kind: Pause, Target: "replica-2", Unsettled: []int{500}},
+				}
+			},
+			func(v Verdict) bool { return v.LateAfterLease == 200 && v.LateByPause == 0 }, "send_deadline",
+		},
+		"more late than a pause explains": {
+			func(r *run) {
+				r.batches[0].SendDeadline = start.Add(-time.Nanosecond)
+				r.faults = []Fault{{At: start.Add(-time.Second), Until: start, Kind: Pause, Target: "replica-1", Unsettled: []int{199}}}
+			},
+			func(v Verdict) bool { return v.LateByPause == 200 && v.LateBound == 199 }, "200 arrivals of owners that were stopped",
+		},
+		"a claim after a higher fence's claim": {
+			func(r *run) { r.batches[1].Fence = 2 },
+			func(v Verdict) bool { return v.FencedWritesTaken > 0 }, "fence: school A",
+		},
+		"counts that do not add up": {
+			func(r *run) { r.counts[0].Success-- },
+			func(v Verdict) bool { return v.CountsWrong == 1 }, "notice nA has 1300",
+		},
+		"counts of another total": {
+			func(r *run) { r.counts[0].Total--; r.counts[0].Success-- },
+			func(v Verdict) bool { return v.CountsWrong == 1 }, "accepted with 1300",
+		},
+		"counts that are not its recipients'": {
+			func(r *run) { r.counts[0].Success--; r.counts[0].Fail++ },
+			func(v Verdict) bool { return v.CountsWrong == 1 }, "its recipients are",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := clean()
+			c.spoil(r)
+			v := r.judge(t)
+			require.False(t, v.OK)
+			require.True(t, c.seen(v), "%+v", v)
+			require.Contains(t, strings.Join(v.Violations, "\n"), c.says)
+		})
+	}
+}
+
+// moveAfter moves a school's arrivals after a moment, and forgets deadlines
+// that they would miss.
+func moveAfter(r *run, school string, t int64, d time.Duration) {
+	for _, a := range r.of(school) {
+		if a.T > t {
+			a.T += int64(d)
+			a.Ended += int64(d)
+		}
+	}
+	late(r)
+}
+
+// late forgets the batches, where their times are not what a case is about.
+func late(r *run) { r.batches = nil }
+
+// What is no defect must not be taken for one.
+func TestWhatIsAllowedPasses(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(r *run)
+		also   func(v Verdict) bool
+	}{
+		"repeats of a killed owner's batches": {
+			func(r *run) {
+				for i := range 3 {
+					r.cycle("A", 2)[i].Message = fmt.Sprint("nA.", i+10)
+				}
+				for i := range r.notices {
+					r.notices[i].Maybe = true
+				}
+				r.states, r.counts = nil, nil
+				r.faults = []Fault{{At: start.Add(10 * time.Millisecond), Kind: Kill, Target: "replica-1"}}
+			},
+			func(v Verdict) bool { return v.Repeated == 3 && v.RepeatBound == 400 }, // the first batch of each school
+		},
+		"a repeat after the receiver lost the answer": {
+			func(r *run) {
+				r.cycle("A", 0)[4].Lost = true
+				extra := *r.cycle("A", 0)[4]
+				last := r.of("A")
+				extra.T, extra.Ended, extra.Attempt, extra.Batch, extra.Lost = last[len(last)-1].T, last[len(last)-1].Ended, 2, "A-b8", false
+				r.arrivals = append(r.arrivals, extra)
+			},
+			func(v Verdict) bool { return v.Repeated == 1 && v.RepeatedAfterLoss == 1 },
+		},
+		"a repeat that the receiver dropped": {
+			func(r *run) {
+				extra := *r.cycle("A", 0)[4]
+				last := r.of("A")
+				extra.T, extra.Ended, extra.Attempt, extra.Batch, extra.Repeat = last[len(last)-1].T, last[len(last)-1].Ended, 2, "A-b8", true
+				r.arrivals = append(r.arrivals, extra)
+			},
+			func(v Verdict) bool { return v.Repeated == 0 },
+		},
+		"a requeue": {
+			func(r *run) {
+				extra := *r.cycle("A", 0)[4]
+				last := r.of("A")
+				extra.T, extra.Ended, extra.Attempt, extra.Batch, extra.Requeued = last[len(last)-1].T, last[len(last)-1].Ended, 2, "A-b8", 1
+				r.arrivals = append(r.arrivals, extra)
+			},
+			func(v Verdict) bool { return v.Repeated == 0 && v.Arrived == 2600 },
+		},
+		"one that arrived by its requeue": {
+			func(r *run) {
+				a := r.cycle("A", 0)[4]
+				a.Answer = "INVALID_ARGUMENT"
+				extra := *a
+				last := r.of("A")
+				extra.T, extra.Ended, extra.Attempt, extra.Batch, extra.Requeued, extra.Answer = last[len(last)-1].T, last[len(last)-1].Ended, 2, "A-b8", 1, "200"
+				r.arrivals = append(r.arrivals, extra)
+			},
+			func(v Verdict) bool { return v.Arrived == 2600 && v.Lost == 0 },
+		},
+		"states that say why": {
+			func(r *run) {
+				r.without(func(a simulator.Arrival) bool { return a.Message == "nA.77" || a.Message == "nA.78" })
+				r.states["nA.77"], r.states["nA.78"], r.states["nA.79"] = Skipped, PermanentFail, Fail
+				r.counts = nil
+				for _, a := range r.of("A") {
+					if a.Message == "nA.79" {
+						a.Answer = "UNREGISTERED"
+					}
+				}
+			},
+			func(v Verdict) bool { return v.Lost == 0 && v.Arrived == 2597 },
+		},
+		"no states, and the receiver said why": {
+			func(r *run) {
+				r.states, r.counts = nil, nil
+				r.cycle("A", 0)[76].Answer = "UNREGISTERED"
+			},
+			func(v Verdict) bool { return v.Lost == 0 && v.Arrived == 2599 },
+		},
+		"a notice that nobody knows to be accepted": {
+			func(r *run) {
+				r.notices[0].Maybe = true
+				r.without(func(a simulator.Arrival) bool { return a.Message == "nA.77" })
+				r.states, r.counts = nil, nil
+			},
+			func(v Verdict) bool { return v.Lost == 0 && v.Accepted == 1300 },
+		},
+		"late because its owner was paused on the way": {
+			func(r *run) {
+				r.batches[0].SendDeadline = start.Add(-time.Nanosecond)
+				r.faults = []Fault{{At: start.Add(-time.Microsecond), Until: start, Kind: Pause, Target: "replica-1", Unsettled: []int{200}}}
+			},
+			func(v Verdict) bool {
+				return v.LateAfterLease == 200 && v.LateByPause == 200 && v.Rule.WorstCount == 500
+			},
+		},
+		"an arrival that was still being answered": {
+			func(r *run) {
+				last := r.of("A")[len(r.of("A"))-1]
+				extra := *last
+				extra.Message, extra.Answer, extra.Ended, extra.Requeued = "nA.5", "", 0, 1
+				r.arrivals = append(r.arrivals, extra)
+			},
+			func(v Verdict) bool { return v.UnansweredArrivals == 1 },
+		},
+		"a silence below the limit": {
+			func(r *run) { shift(r.cycle("A", 2), time.Hour); late(r) },
+			func(v Verdict) bool { return v.Rule.WorstCount == 500 },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := clean()
+			c.change(r)
+			v := r.judge(t)
+			require.Empty(t, v.Violations)
+			require.True(t, v.OK)
+			require.True(t, c.also(v), "%+v", v)
+		})
+	}
+}
+
+func TestTheOrderOfTheLogMeansNothing(t *testing.T) {
+	t.Parallel()
+	want := clean().judge(t)
+	r := clean()
+	j, err := New(Config{Rule: Rule{Limit: limit, Rest: rest}, Start: start, Seed: 1, Replicas: 3})
+	require.NoError(t, err)
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(r.arrivals), func(i, k int) { r.arrivals[i], r.arrivals[k] = r.arrivals[k], r.arrivals[i] })
+	for _, a := range r.arrivals {
+		j.Arrival(a)
+	}
+	for _, n := range r.notices {
+		require.NoError(t, j.AcceptNotice(n))
+	}
+	require.Equal(t, want, j.Verdict())
+}
+
+func TestSchoolsMayHaveTheirOwnRule(t *testing.T) {
+	t.Parallel()
+	r := clean()
+	j, err := New(Config{Rule: Rule{Limit: limit, Rest: rest}, Rules: map[string]Rule{"B": {Limit: 499, Rest: rest}}})
+	require.NoError(t, err)
+	require.NoError(t, j.ReadLog(r.log()))
+	v := j.Verdict()
+	require.Equal(t, 2, v.Rule.Violations)
+	require.Contains(t, v.Violations[0], "school B sent attempt 500 of 499")
+}
+
+func TestRecoveryIsMeasuredToTheNextOwnersFirstArrival(t *testing.T) {
+	t.Parallel()
+	r := clean()
+	killed := start.Add(time.Second)
+	for _, a := range append(r.cycle("A", 1), r.cycle("A", 2)...) {
+		a.Fence = 2
+	}
+	r.batches = nil
+	r.faults = []Fault{{At: killed, Kind: Kill, Target: "replica-1", Schools: []string{"A", "B", "none"}, Unsettled: []int{}}}
+	v := r.judge(t)
+	require.Empty(t, v.Violations)
+	want := float64(time.Duration(r.cycle("A", 1)[0].T-killed.UnixNano())) / 1e6
+	require.Equal(t, &Percentiles{P50: want, P99: want, Max: want}, v.RecoveryMS, "B went on under the same owner")
+	require.Equal(t, []FaultLine{{AtMS: 1000, Kind: "kill", Target: "replica-1"}}, v.Faults)
+}
+
+func TestALogThatIsNotExactIsRefused(t *testing.T) {
+	t.Parallel()
+	first := `{"n":1,"t_ns":1,"kind":"relay","school":"A","notice":"n","message":"n.1","token_sha":"","batch":"b","fence":1,"attempt":1}`
+	second := strings.Replace(first, `}`, `,"answer":"200","ended_ns":2}`, 1)
+	for name, c := range map[string]struct{ log, says string }{
+		"cut off":              {first + "\n" + second[:40], "line 2"},
+		"answer without one":   {second, "waits for none"},
+		"answered twice":       {first + "\n" + second + "\n" + second, "line 3"},
+		"a hole":               {strings.Replace(first, `"n":1`, `"n":2`, 1), "arrival 2 comes after 0"},
+		"no end":               {first + "\n" + strings.Replace(second, `"ended_ns":2`, `"ended_ns":0`, 1), "ended_ns"},
+		"a line without bound": {strings.Repeat("x", maxLine+1), "longer"},
+	} {
+		j, err := New(Config{Rule: Rule{Limit: 1, Rest: 1}})
+		require.NoError(t, err)
+		require.ErrorContains(t, j.ReadLog(strings.NewReader(c.log)), c.says, name)
+	}
+	j, err := New(Config{Rule: Rule{Limit: 1, Rest: 1}})
+	require.NoError(t, err)
+	require.NoError(t, j.ReadLog(strings.NewReader(first+"\n"+second+"\n")))
+	require.NoError(t, j.ReadLog(strings.NewReader(first+"\n"+second+"\n")), "another receiver's log")
+}
+
+func TestWhatIsToldTwiceOrMakesNoSenseIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, r := range []Rule{{}, {Limit: 1}, {Rest: 1}, {Limit: -1, Rest: 1}} {
+		_, err := New(Config{Rule: r})
+		require.Error(t, err)
+		_, err = New(Config{Rule: Rule{Limit: 1, Rest: 1}, Rules: map[string]Rule{"A": r}})
+		require.ErrorContains(t, err, "school A")
+	}
+	j, err := New(Config{Rule: Rule{Limit: 1, Rest: 1}})
+	require.NoError(t, err)
+	require.NoError(t, j.AcceptNotice(Notice{ID: "n", Total: 1}))
+	require.Error(t, j.AcceptNotice(Notice{ID: "n", Total: 1}))
+	require.Error(t, j.AcceptNotice(Notice{}))
+	require.NoError(t, j.Batch(Batch{ID: "b"}))
+	require.Error(t, j.Batch(Batch{ID: "b"}))
+	require.Error(t, j.Batch(Batch{}))
+	_, err = ParseState("DONE")
+	require.Error(t, err)
+	state, err := ParseState("PERMANENT_FAIL")
+	require.NoError(t, err)
+	require.Equal(t, PermanentFail, state)
+}
+
+func TestTheJSONIsWhatToolsRead(t *testing.T) {
+	t.Parallel()
+	j, err := New(Config{Rule: Rule{Limit: 500, Rest: rest}, Seed: 1, Replicas: 3})
+	require.NoError(t, err)
+	b, err := json.Marshal(j.Verdict())
+	require.NoError(t, err)
+	require.JSONEq(t, `{"ok":true,"seed":1,"replicas":3,"schools":0,"accepted":0,"arrived":0,"lost":0,"waiting":0,"strangers":0,
+		"repeated":0,"repeat_bound":0,"repeated_after_lost_answer":0,"skipped_but_arrived":0,
+		"rule":{"violations":0,"worst_count":0,"limit":500,"shortest_rest_ms":null,"rest_ms":5000,"cycles":0},
+		"late_after_lease":0,"late_by_pause":0,"late_bound":0,"fenced_writes_accepted":0,"counts_wrong":0,"unanswered_arrivals":0,
+		"faults":[],"recovery_ms":null,"resume_lag_ms":null,"seconds":0,"rate_per_second":0,"violations":[]}`, string(b))
+}
+
+func TestPercentiles(t *testing.T) {
+	t.Parallel()
+	var d []time.Duration
+	for i := 100; i >= 1; i-- {
+		d = append(d, time.Duration(i)*time.Millisecond)
+	}
+	require.Equal(t, &Percentiles{P50: 50, P99: 99, Max: 100}, percentiles(d))
+	require.Equal(t, &Percentiles{P50: 3, P99: 3, Max: 3}, percentiles([]time.Duration{3 * time.Millisecond}))
+	require.Nil(t, percentiles(nil))
+	require.EqualValues(t, -1, floorMS(-time.Nanosecond))
+	require.EqualValues(t, 4999, floorMS(5*time.Second-time.Nanosecond))
+}
+
+func TestABrokenRunDoesNotFillTheScreen(t *testing.T) {
+	t.Parallel()
+	r := clean()
+	r.arrivals = r.arrivals[:1]
+	r.states, r.counts = nil, nil
+	v := r.judge(t)
+	require.Len(t, v.Violations, maxViolations+1)
+	require.Equal(t, "and 2499 more", v.Violations[maxViolations])
+	require.Equal(t, 2599, v.Lost)
+}
+
+func BenchmarkJudge(b *testing.B) {
+	log := clean().log().Bytes()
+	b.SetBytes(int64(len(log)))
+	b.ReportAllocs()
+	for b.Loop() {
+		j, err := New(Config{Rule: Rule{Limit: limit, Rest: rest}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := j.ReadLog(bytes.NewReader(log)); err != nil {
+			b.Fatal(err)
+		}
+		if v := j.Verdict(); !v.OK {
+			b.Fatal(v.Violations)
+		}
+	}
+}

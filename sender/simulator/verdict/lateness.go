@@ -1,0 +1,169 @@
+package verdict
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// judgeLateness finds arrivals that had lost their right to come, and claims
+// that had. An arrival is late after its batch's send_deadline, or once a
+// higher fence of its school has arrived.
+//
+// One case cannot be prevented by any lease: a process that is stopped after
+// its last look at the clock and before the write sends when it goes on. So an
+// arrival whose owner was paused between claim and arrival is counted and
+// excused, up to the batches that the paused owners had unsettled; the rule
+// leaves it out.
+func (j *Judge) judgeLateness(v *Verdict, lines *violations, schools []*school) {
+	for _, s := range schools {
+		var highest int64
+		for i := range s.arrivals {
+			a := &s.arrivals[i]
+			b := &j.batches[a.batch]
+			a.excused = false
+			var why string
+			switch {
+			case a.fence > 0 && a.fence < highest:
+				why = "a higher fence had arrived"
+			case !b.SendDeadline.IsZero() && a.t > b.SendDeadline.UnixNano():
+				why = "its send_deadline had passed"
+			}
+			highest = max(highest, a.fence)
+			if why == "" {
+				continue
+			}
+			v.LateAfterLease++
+			if a.excused = j.stoppedOnTheWay(a); a.excused {
+				v.LateByPause++
+				continue
+			}
+			lines.add("late: school %s, batch %s with fence %d arrived at %s, %s", s.name, j.batchName(a.batch), a.fence, instant(a.t), why)
+		}
+	}
+	if v.LateByPause > v.LateBound {
+		lines.add("late: %d arrivals of owners that were stopped on the way, and only %d messages were in their hands", v.LateByPause, v.LateBound)
+	}
+	j.judgeClaims(v, lines)
+}
+
+// judgeClaims finds batches claimed after a higher fence's claim.
+func (j *Judge) judgeClaims(v *Verdict, lines *violations) {
+	bySchool := map[string][]Batch{}
+	for _, b := range j.batches {
+		if b.ID != "" {
+			bySchool[b.School] = append(bySchool[b.School], b)
+		}
+	}
+	for name, batches := range bySchool {
+		slices.SortFunc(batches, func(a, b Batch) int {
+			return cmp.Or(a.ClaimedAt.Compare(b.ClaimedAt), cmp.Compare(a.Fence, b.Fence))
+		})
+		var highest int64
+		for _, b := range batches {
+			if b.Fence < highest {
+				v.FencedWritesTaken++
+				lines.add("fence: school %s, batch %s was claimed with fence %d at %s, after fence %d had claimed", name, b.ID, b.Fence, instant(b.ClaimedAt.UnixNano()), highest)
+			}
+			highest = max(highest, b.Fence)
+		}
+	}
+}
+
+// stoppedOnTheWay reports whether the arrival's owner was paused at some time
+// between the claim and the arrival, by the run's own faults.
+func (j *Judge) stoppedOnTheWay(a *arrival) bool {
+	b := &j.batches[a.batch]
+	if b.ID == "" {
+		return false
+	}
+	for i := range j.faults {
+		f := &j.faults[i]
+		if f.Kind == Pause && f.Target == b.Owner && f.At.UnixNano() <= a.t && (f.Until.IsZero() || !f.Until.Before(b.ClaimedAt)) {
+			return true
+		}
+	}
+	return false
+}
+
+// judgeFaults lists the faults and sums up what was in the hands of those that
+// were killed or paused.
+func (j *Judge) judgeFaults(v *Verdict) {
+	start := j.cfg.Start
+	if start.IsZero() && j.last >= j.first {
+		start = time.Unix(0, j.first)
+	}
+	for i := range j.faults {
+		f := &j.faults[i]
+		v.Faults = append(v.Faults, FaultLine{AtMS: f.At.Sub(start).Milliseconds(), Kind: f.Kind, Target: f.Target})
+		if f.Kind != Kill && f.Kind != Pause {
+			continue
+		}
+		sizes, _ := j.unsettled(f)
+		for _, n := range sizes {
+			v.RepeatBound += n
+			if f.Kind == Pause {
+				v.LateBound += n
+			}
+		}
+	}
+	slices.SortStableFunc(v.Faults, func(a, b FaultLine) int { return cmp.Compare(a.AtMS, b.AtMS) })
+}
+
+// unsettled are the sizes of the batches in the target's hands at the fault,
+// and their schools.
+func (j *Judge) unsettled(f *Fault) (sizes []int, schools []string) {
+	if f.Unsettled != nil {
+		return f.Unsettled, f.Schools
+	}
+	for _, b := range j.batches {
+		if b.ID != "" && b.Owner == f.Target && !b.ClaimedAt.After(f.At) && (b.SettledAt.IsZero() || b.SettledAt.After(f.At)) {
+			sizes = append(sizes, b.Size)
+			schools = append(schools, b.School)
+		}
+	}
+	return sizes, append(schools, f.Schools...)
+}
+
+// judgeRecovery measures from each kill or pause to the first arrival of the
+// school's next owner.
+func (j *Judge) judgeRecovery(v *Verdict) {
+	var all []time.Duration
+	for i := range j.faults {
+		f := &j.faults[i]
+		if f.Kind != Kill && f.Kind != Pause {
+			continue
+		}
+		_, names := j.unsettled(f)
+		slices.Sort(names)
+		for _, name := range slices.Compact(names) {
+			s := j.schools[name]
+			if s == nil {
+				continue
+			}
+			var before int64
+			for k := range s.arrivals {
+				a := &s.arrivals[k]
+				if a.t <= f.At.UnixNano() {
+					before = max(before, a.fence)
+				} else if a.fence > before {
+					all = append(all, time.Duration(a.t-f.At.UnixNano()))
+					break
+				}
+			}
+		}
+	}
+	v.RecoveryMS = percentiles(all)
+}
+
+func (j *Judge) batchName(i int32) string {
+	if id := j.batches[i].ID; id != "" {
+		return id
+	}
+	for id, k := range j.batchID { // only for a violation's line
+		if k == i {
+			return id
+		}
+	}
+	return "?"
+}
