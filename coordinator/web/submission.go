@@ -1,6 +1,7 @@
 package web
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -146,19 +147,22 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) (body []byte, 
 	if !s.bodies.TryAcquire(room) {
 		return nil, nil, &api.Error{Code: api.Unavailable, RetryAfter: time.Second, Message: "too many large requests at once"}
 	}
-	release = func() { s.bodies.Release(room) }
-	defer func() {
-		if err != nil {
-			release()
-		}
-	}()
-	// The deadline for this was set when the request came in.
-	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	body, err = readAll(http.MaxBytesReader(w, r.Body, maxBody), r.ContentLength)
 	if err != nil {
+		s.bodies.Release(room)
 		return nil, nil, bodyError(err)
 	}
 	bodyRead(w)
-	return body, release, nil
+	return body, func() { s.bodies.Release(room) }, nil
+}
+
+// readAll reads a body whose length may be known; what is not sent takes no
+// memory. The deadline for this was set when the request came in.
+func readAll(r io.Reader, length int64) ([]byte, error) {
+	var b bytes.Buffer
+	b.Grow(int(min(max(length, 0), 64<<10)) + bytes.MinRead)
+	_, err := b.ReadFrom(r)
+	return b.Bytes(), err
 }
 
 // bodyRead takes back the deadline of a body that has been read: net/http goes
