@@ -193,8 +193,7 @@ func (db *DB) acceptStream(ctx context.Context, n *school.Notice, args []any, he
 			return err
 		}
 		receipt.Total = src.seq
-		if _, err := tx.Exec(ctx, `UPDATE push_clusters SET total_count = $2, skipped_duplicate_count = $3 WHERE id = $1`,
-			n.ID, src.seq, seen.duplicates); err != nil {
+		if _, err := tx.Exec(ctx, `SELECT schoolbell_fill_notice($1, $2, $3)`, n.ID, src.seq, seen.duplicates); err != nil {
 			return err
 		}
 		return tx.Commit(ctx)

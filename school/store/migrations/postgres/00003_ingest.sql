@@ -17,7 +17,9 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- Opens a notice for its recipients. outcome is
+-- Opens a notice for its recipients; its school is seen to last, by
+-- schoolbell_touch_school, so that a long transaction for a new school does not
+-- hold up another for the same school. outcome is
 --   new       the row is written; the recipients belong into this transaction
 --   replay    the key came before with the same request: id, status, total of then
 --   mismatch  the key came before with another request
@@ -49,7 +51,6 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    PERFORM schoolbell_touch_school(p_school);
     INSERT INTO push_clusters (id, school_id, title, body, data, image, link, priority, delivery,
             scheduled_at, due_at, expires_at, traceparent, idempotency_key, request_hash, created_at,
             total_count, skipped_duplicate_count)
@@ -93,10 +94,24 @@ BEGIN
                CASE WHEN x.duplicate THEN now() END
         FROM unnest(p_tokens, p_refs, p_enabled, p_badges, p_data_own, p_duplicate)
             WITH ORDINALITY AS x(token, ref, enabled, badge, data, duplicate, seq);
+    PERFORM schoolbell_touch_school(p_school);
+END $$;
+-- +goose StatementEnd
+
+-- Ends what schoolbell_open_notice began, once the recipients are there.
+-- +goose StatementBegin
+CREATE FUNCTION schoolbell_fill_notice(p_id bigint, p_total integer, p_duplicates integer) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_school text;
+BEGIN
+    UPDATE push_clusters c SET total_count = p_total, skipped_duplicate_count = p_duplicates WHERE c.id = p_id
+        RETURNING c.school_id INTO v_school;
+    PERFORM schoolbell_touch_school(v_school);
 END $$;
 -- +goose StatementEnd
 
 -- +goose Down
+DROP FUNCTION schoolbell_fill_notice(bigint, integer, integer);
 DROP FUNCTION schoolbell_accept(bigint, text, text, text, jsonb, text, text, integer, text, timestamptz, timestamptz,
     text, text, bytea, integer, integer, text[], text[], boolean[], integer[], text[], boolean[]);
 DROP FUNCTION schoolbell_open_notice(bigint, text, text, text, jsonb, text, text, integer, text, timestamptz, timestamptz,
