@@ -148,7 +148,8 @@ func showSchool(now time.Time, b *school.Backlog, peek *school.Peek, rule school
 	}
 	resting := b.Ledger.Resting
 	if peek != nil && peek.Known {
-		out.Attempted, out.Cycle, resting = peek.Attempted, peek.Cycle, peek.Resting
+		out.Attempted, out.Cycle = peek.Attempted, peek.Cycle
+		resting = max(resting, peek.Resting) // a Redis that lost data shows less until it is reconciled
 	}
 	if resting > 0 {
 		out.RestingSeconds = resting.Seconds()
