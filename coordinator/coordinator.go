@@ -118,6 +118,8 @@ func (c *Config) complete() error {
 		return fmt.Errorf("coordinator: headroom %d of limit %d: need 0 ≤ headroom < limit", c.Headroom, c.Limit)
 	case c.Rest < time.Millisecond:
 		return fmt.Errorf("coordinator: rest %s: need at least 1 ms", c.Rest)
+	case min(c.ClaimTimeout, c.RecordGrace, c.ETC, c.ETCLeast, c.Pace, c.Horizon, c.StopTimeout) < 0:
+		return errors.New("coordinator: a duration is negative")
 	case c.ETCLeast > c.ETCMost:
 		return fmt.Errorf("coordinator: least ETC %s above the most, %s", c.ETCLeast, c.ETCMost)
 	case c.Retry.Base <= 0 || c.Retry.Max < 0:

@@ -423,3 +423,5 @@ func (l *logbook) events(name string) []map[string]any {
 var errAway = fmt.Errorf("fake: cut off: %w", school.ErrUnavailable)
 
 var errOther = errors.New("fake: something else")
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }

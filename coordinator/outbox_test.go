@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -21,10 +22,8 @@ type outbox struct {
 
 	mu      sync.Mutex
 	schools map[string]*schoolRow
-	notices []*noticeRow
+	notices []*noticeRow // by id, from 1
 	batches map[string]*batchRow
-	nextID  int64
-	expired int
 }
 
 type schoolRow struct {
@@ -36,6 +35,8 @@ type schoolRow struct {
 	filled      bool
 	eligible    time.Time // end of the rest; zero: none set
 	rule        school.Rule
+	notices     []*noticeRow
+	batches     map[string]*batchRow // not settled when last looked at
 }
 
 type noticeRow struct {
@@ -84,7 +85,7 @@ func (o *outbox) put(s school.School) {
 		row.settings = s
 		return
 	}
-	o.schools[s.ID] = &schoolRow{settings: s}
+	o.schools[s.ID] = newSchool(s)
 }
 
 // accept stores a notice of n recipients, made if need be with its school.
@@ -92,11 +93,10 @@ func (o *outbox) accept(schoolID string, n int, change ...func(*school.Notice)) 
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.schools[schoolID] == nil {
-		o.schools[schoolID] = &schoolRow{settings: school.School{ID: schoolID, SettingsVersion: 1}}
+		o.schools[schoolID] = newSchool(school.School{ID: schoolID, SettingsVersion: 1})
 	}
-	o.nextID++
 	row := &noticeRow{created: time.Now(), notice: &school.Notice{
-		ID: o.nextID, School: schoolID, Priority: school.Normal, Delivery: school.AtLeastOnce,
+		ID: int64(len(o.notices) + 1), School: schoolID, Priority: school.Normal, Delivery: school.AtLeastOnce,
 		Content: school.Content{Title: secretTitle, Body: secretBody},
 	}}
 	for _, f := range change {
@@ -106,7 +106,18 @@ func (o *outbox) accept(schoolID string, n int, change ...func(*school.Notice)) 
 		row.recipients = append(row.recipients, &recipientRow{Standing: school.Standing{State: school.Pending}})
 	}
 	o.notices = append(o.notices, row)
+	o.schools[schoolID].notices = append(o.schools[schoolID].notices, row)
 	return row
+}
+
+func newSchool(s school.School) *schoolRow {
+	return &schoolRow{settings: s, batches: map[string]*batchRow{}}
+}
+
+// open returns the batches of the school that nobody has settled.
+func (s *schoolRow) open() map[string]*batchRow {
+	maps.DeleteFunc(s.batches, func(_ string, b *batchRow) bool { return b.settled != "" })
+	return s.batches
 }
 
 // states counts the recipients of a school by state.
@@ -114,10 +125,7 @@ func (o *outbox) states(schoolID string) map[school.State]int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	counts := map[school.State]int{}
-	for _, n := range o.notices {
-		if n.notice.School != schoolID {
-			continue
-		}
+	for _, n := range o.schools[schoolID].notices {
 		for _, r := range n.recipients {
 			if r.batch != "" {
 				counts[school.InProgress]++
@@ -148,13 +156,7 @@ func (s *schoolRow) ledger() school.Ledger {
 func (o *outbox) unsettled(schoolID string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	n := 0
-	for _, b := range o.batches {
-		if b.school == schoolID && b.settled == "" {
-			n++
-		}
-	}
-	return n
+	return len(o.schools[schoolID].open())
 }
 
 // sound fails where a recipient behind a frontier is neither final, nor in an
@@ -241,10 +243,8 @@ func (o *outbox) OpenTerm(ctx context.Context, schoolID, acquisition, owner stri
 	row.fence++
 	row.acquisition = acquisition
 	t := school.Term{School: schoolID, Acquisition: acquisition, Owner: owner, Fence: row.fence, Ledger: row.ledger(), Settings: row.settings}
-	for id, b := range o.batches {
-		if b.school == schoolID && b.settled == "" {
-			t.Unsettled = append(t.Unsettled, school.OpenBatch{ID: id, Fence: b.fence, Cycle: b.cycle, Size: b.size, Remaining: time.Until(b.deadline)})
-		}
+	for id, b := range row.open() {
+		t.Unsettled = append(t.Unsettled, school.OpenBatch{ID: id, Fence: b.fence, Cycle: b.cycle, Size: b.size, Remaining: time.Until(b.deadline)})
 	}
 	o.mu.Unlock()
 	return t, o.script.leave(ctx, "open")
@@ -270,8 +270,8 @@ func (o *outbox) Takeover(ctx context.Context, t school.Term, policy school.Retr
 	}
 	var did school.Orphans
 	now := time.Now()
-	for id, b := range o.batches {
-		if b.school != t.School || b.settled != "" || b.fence >= t.Fence {
+	for id, b := range o.schools[t.School].open() {
+		if b.fence >= t.Fence {
 			continue
 		}
 		if left := b.deadline.Sub(now); left > 0 {
@@ -310,6 +310,7 @@ func (o *outbox) Page(ctx context.Context, t school.Term, limit int) (school.Pag
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := time.Now()
+	row := o.schools[t.School]
 	var page school.Page
 	later := func(at time.Time) {
 		if in := at.Sub(now); page.NextDue == 0 || in < page.NextDue {
@@ -329,8 +330,8 @@ func (o *outbox) Page(ctx context.Context, t school.Term, limit int) (school.Pag
 		page.Work = append(page.Work, w)
 	}
 	firsts := func(urgent bool) {
-		for _, n := range o.notices {
-			if n.notice.School != t.School || n.frontier >= len(n.recipients) || (n.notice.Priority == school.Urgent) != urgent {
+		for _, n := range row.notices {
+			if n.frontier >= len(n.recipients) || (n.notice.Priority == school.Urgent) != urgent {
 				continue
 			}
 			if at := n.from(); at.After(now) {
@@ -343,9 +344,9 @@ func (o *outbox) Page(ctx context.Context, t school.Term, limit int) (school.Pag
 		}
 	}
 	firsts(true)
-	for _, n := range o.notices {
+	for _, n := range row.notices {
 		for i, r := range n.recipients {
-			if n.notice.School != t.School || r.batch != "" || r.State != school.RetryPending {
+			if r.batch != "" || r.State != school.RetryPending {
 				continue
 			}
 			if r.due.After(now) {
@@ -394,7 +395,7 @@ func (o *outbox) claim(t school.Term, c school.Claim) error {
 		deadline: now.Add(c.Longest + c.Record),
 	}
 	b.covers = o.move(c.Work, c.Batch)
-	o.batches[c.Batch] = b
+	o.batches[c.Batch], row.batches[c.Batch] = b, b
 	if c.Grant.Cycle > row.cycle {
 		row.cycle, row.attempted, row.filled, row.eligible = c.Grant.Cycle, 0, false, time.Time{}
 	}
@@ -452,7 +453,7 @@ func (o *outbox) move(work []school.Work, batch string) []covered {
 }
 
 func (o *outbox) find(id int64) *noticeRow {
-	return o.notices[slices.IndexFunc(o.notices, func(n *noticeRow) bool { return n.notice.ID == id })]
+	return o.notices[id-1]
 }
 
 func (o *outbox) Skip(ctx context.Context, t school.Term, work []school.Work) error {

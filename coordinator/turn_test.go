@@ -43,7 +43,7 @@ func TestATurnTakesItsStepsInOneOrder(t *testing.T) {
 		w.outbox.accept("A", 250)
 		r.Wake("A")
 		w.pass(time.Minute)
-		require.Equal(t, steps(begins, batchOf(200), batchOf(50), "page", "release"), w.script.of("A"))
+		require.Equal(w, steps(begins, batchOf(200), batchOf(50), "page", "release"), w.script.of("A"))
 	})
 }
 
@@ -251,25 +251,25 @@ func TestAFailureAtAStep(t *testing.T) {
 				w.pass(10 * time.Minute)
 
 				calls := w.script.of("A")
-				require.GreaterOrEqual(t, len(calls), len(tc.turn))
-				require.Equal(t, tc.turn, calls[:len(tc.turn)])
+				require.GreaterOrEqual(w, len(calls), len(tc.turn))
+				require.Equal(w, tc.turn, calls[:len(tc.turn)])
 				if len(calls) > len(tc.turn) {
-					require.Equal(t, "peek", calls[len(tc.turn)], "the turn went on")
+					require.Equal(w, "peek", calls[len(tc.turn)], "the turn went on")
 				}
-				require.Equal(t, batches(max(1, tc.batches)), w.sizes("A"))
-				require.Equal(t, map[school.State]int{school.Success: 200}, w.outbox.states("A"))
-				require.Equal(t, 1, n.recipients[0].Attempts, "only what was handed over is an attempt")
-				require.Equal(t, max(200, tc.counted), w.arbiter.state("A").Attempted)
-				require.Zero(t, w.outbox.unsettled("A"))
-				require.Empty(t, w.arbiter.heldBy("A"))
-				require.Zero(t, r.Working())
+				require.Equal(w, batches(max(1, tc.batches)), w.sizes("A"))
+				require.Equal(w, map[school.State]int{school.Success: 200}, w.outbox.states("A"))
+				require.Equal(w, 1, n.recipients[0].Attempts, "only what was handed over is an attempt")
+				require.Equal(w, max(200, tc.counted), w.arbiter.state("A").Attempted)
+				require.Zero(w, w.outbox.unsettled("A"))
+				require.Empty(w, w.arbiter.heldBy("A"))
+				require.Zero(w, r.Working())
 				failed := w.log.events("turn_failed")
 				if tc.reason == "" {
-					require.Empty(t, failed)
+					require.Empty(w, failed)
 				} else {
-					require.NotEmpty(t, failed)
-					require.Contains(t, failed[0]["error"], tc.reason)
-					require.Equal(t, "A", failed[0]["school"])
+					require.NotEmpty(w, failed)
+					require.Contains(w, failed[0]["error"], tc.reason)
+					require.Equal(w, "A", failed[0]["school"])
 				}
 			})
 		})
@@ -307,9 +307,9 @@ func TestAStoreThatDoesNotAnswerTakesNoLock(t *testing.T) {
 		w.outbox.accept("A", 1)
 		r.Wake("A")
 		w.pass(400 * time.Millisecond)
-		require.Equal(t, []string{"peek"}, w.script.of("A"))
+		require.Equal(w, []string{"peek"}, w.script.of("A"))
 		w.pass(time.Minute)
-		require.Equal(t, []int{1}, w.sizes("A"))
+		require.Equal(w, []int{1}, w.sizes("A"))
 	})
 }
 
@@ -325,9 +325,9 @@ func TestAClockThatWentBackIsCuredFromTheLedger(t *testing.T) {
 		w.outbox.accept("A", 200)
 		r.Wake("A")
 		w.pass(time.Second)
-		require.Equal(t, steps(begins, "ensure", "reserve:200", "open", "bind", "rebuild", "reserve:200", batchOf(200)[2:], "page", "release"), w.script.of("A"))
-		require.Equal(t, batches(1), w.sizes("A"), "the rest was over by the ledger")
-		require.EqualValues(t, 3, w.receiver.of("A")[0].fence, "a fresh term")
+		require.Equal(w, steps(begins, "ensure", "reserve:200", "open", "bind", "rebuild", "reserve:200", batchOf(200)[2:], "page", "release"), w.script.of("A"))
+		require.Equal(w, batches(1), w.sizes("A"), "the rest was over by the ledger")
+		require.EqualValues(w, 3, w.receiver.of("A")[0].fence, "a fresh term")
 	})
 }
 
@@ -341,9 +341,9 @@ func TestALoweredLimitRestsBeforeTheNextAttempt(t *testing.T) {
 		w.outbox.accept("A", 10)
 		r.Wake("A")
 		w.pass(time.Second)
-		require.Equal(t, steps(begins, "ensure", "reserve:10", "release"), w.script.of("A"))
+		require.Equal(w, steps(begins, "ensure", "reserve:10", "release"), w.script.of("A"))
 		w.pass(time.Hour)
-		require.Equal(t, []int{10}, w.sizes("A"))
+		require.Equal(w, []int{10}, w.sizes("A"))
 	})
 }
 
@@ -362,12 +362,12 @@ func TestAPausedSchoolSendsNothing(t *testing.T) {
 			w.outbox.accept("A", 200)
 			r.Wake("A")
 			w.pass(time.Hour)
-			require.Equal(t, steps(begins, "ensure", "reserve:200", "check", "claim:200", "settle:0", "release"), w.script.of("A"), "and it is not looked at until it is resumed")
-			require.Zero(t, w.arbiter.state("A").Attempted)
+			require.Equal(w, steps(begins, "ensure", "reserve:200", "check", "claim:200", "settle:0", "release"), w.script.of("A"), "and it is not looked at until it is resumed")
+			require.Zero(w, w.arbiter.state("A").Attempted)
 			w.outbox.put(school.School{ID: "A"})
 			r.Wake("A")
 			w.pass(time.Second)
-			require.Equal(t, batches(1), w.sizes("A"))
+			require.Equal(w, batches(1), w.sizes("A"))
 		})
 	})
 	t.Run("paused before", func(t *testing.T) {
@@ -378,7 +378,7 @@ func TestAPausedSchoolSendsNothing(t *testing.T) {
 			w.outbox.accept("A", 200)
 			r.Wake("A")
 			w.pass(time.Hour)
-			require.Equal(t, []string{"peek", "hold", "open", "bind", "release"}, w.script.of("A"))
+			require.Equal(w, []string{"peek", "hold", "open", "bind", "release"}, w.script.of("A"))
 		})
 	})
 	t.Run("paused before a page without anybody to send to", func(t *testing.T) {
@@ -390,8 +390,8 @@ func TestAPausedSchoolSendsNothing(t *testing.T) {
 			n.recipients[0].disabled = true
 			r.Wake("A")
 			w.pass(time.Hour)
-			require.Equal(t, steps(begins, "skip:1", "release"), w.script.of("A"))
-			require.Empty(t, w.log.events("turn_failed"))
+			require.Equal(w, steps(begins, "skip:1", "release"), w.script.of("A"))
+			require.Empty(w, w.log.events("turn_failed"))
 		})
 	})
 }
@@ -410,14 +410,14 @@ func TestAPageThatIsAlwaysStaleEndsTheTurn(t *testing.T) {
 				n.recipients[0].disabled = disabled
 				r.Wake("A")
 				w.pass(400 * time.Millisecond) // no loop without a wait
-				require.Equal(t, 4, w.script.count("page"))
-				require.NotEmpty(t, w.log.events("turn_failed"))
-				require.Empty(t, w.sizes("A"))
-				require.Empty(t, w.arbiter.heldBy("A"))
+				require.Equal(w, 4, w.script.count("page"))
+				require.NotEmpty(w, w.log.events("turn_failed"))
+				require.Empty(w, w.sizes("A"))
+				require.Empty(w, w.arbiter.heldBy("A"))
 				w.script.onCall("claim", nil)
 				w.script.onCall("skip", nil)
 				w.pass(time.Minute)
-				require.Zero(t, w.outbox.states("A")[school.Pending])
+				require.Zero(w, w.outbox.states("A")[school.Pending])
 			})
 		})
 	}
@@ -429,7 +429,7 @@ func TestAHintOfASchoolThatIsNotThereCostsNothingMore(t *testing.T) {
 		r := w.start("r1")
 		r.Hear("nobody")
 		w.pass(time.Hour)
-		require.Equal(t, []string{"peek", "hold", "open", "release"}, w.script.of("nobody"))
-		require.Empty(t, w.log.events("turn_failed"))
+		require.Equal(w, []string{"peek", "hold", "open", "release"}, w.script.of("nobody"))
+		require.Empty(w, w.log.events("turn_failed"))
 	})
 }
