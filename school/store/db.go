@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/prometheus/client_golang/prometheus"
@@ -53,6 +54,8 @@ type Config struct {
 
 	Log        *slog.Logger          // nil: none
 	Registerer prometheus.Registerer // nil: metrics are not registered
+
+	onNotice func(*pgconn.Notice) // what the server says beside its answers; tests read plans
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -120,13 +123,13 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	}()
 	dispatch := cfg.MaxConns / 2
 	ingest := (cfg.MaxConns - dispatch + 1) / 2
-	if db.ingest, err = newPool(ctx, cfg.URL, "ingest", ingest, cfg.IngestTimeout, map[string]string{
+	if db.ingest, err = newPool(ctx, cfg, "ingest", ingest, cfg.IngestTimeout, map[string]string{
 		// The client streams into COPY without pause or not at all.
 		"idle_in_transaction_session_timeout": "60s",
 	}); err != nil {
 		return nil, err
 	}
-	if db.dispatch, err = newPool(ctx, cfg.URL, "dispatch", dispatch, cfg.DispatchTimeout, map[string]string{
+	if db.dispatch, err = newPool(ctx, cfg, "dispatch", dispatch, cfg.DispatchTimeout, map[string]string{
 		// Every statement here finds its rows by key. With a table without
 		// statistics, or a plan made while it was tiny, the planner may think
 		// otherwise, and a scan of a million finished rows would stop a school.
@@ -141,7 +144,7 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	if db.reads, err = newPool(ctx, cfg.URL, "reads", cfg.MaxConns-dispatch-ingest, cfg.ReadTimeout, map[string]string{
+	if db.reads, err = newPool(ctx, cfg, "reads", cfg.MaxConns-dispatch-ingest, cfg.ReadTimeout, map[string]string{
 		"jit":                                 "off",
 		"idle_in_transaction_session_timeout": "5s",
 	}); err != nil {
@@ -230,8 +233,8 @@ func connConfig(cfg *pgx.ConnConfig, name string) {
 	p["tcp_user_timeout"] = fmt.Sprint(unackedTimeout.Milliseconds())
 }
 
-func newPool(ctx context.Context, url, name string, conns int, timeout time.Duration, params map[string]string) (*pgxpool.Pool, error) {
-	cfg, err := pgxpool.ParseConfig(url)
+func newPool(ctx context.Context, config Config, name string, conns int, timeout time.Duration, params map[string]string) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(config.URL)
 	if err != nil {
 		// The driver's error hides the password.
 		return nil, fmt.Errorf("store: database URL: %w", err)
@@ -241,6 +244,9 @@ func newPool(ctx context.Context, url, name string, conns int, timeout time.Dura
 		cfg.ConnConfig.RuntimeParams[k] = v
 	}
 	cfg.ConnConfig.RuntimeParams["statement_timeout"] = fmt.Sprint(timeout.Milliseconds())
+	if config.onNotice != nil {
+		cfg.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { config.onNotice(n) }
+	}
 	cfg.MaxConns = int32(conns)
 	cfg.MinConns = 0
 	cfg.MaxConnLifetime = time.Hour
