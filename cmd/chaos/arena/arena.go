@@ -1,0 +1,293 @@
+// Package arena is a small production on one machine: a private PostgreSQL and
+// Redis, a simulated receiver with its arrival log, and replicas of schoolbell
+// as real processes, to be killed, paused, restarted and cut off. What happened
+// is judged from outside: from the arrival log, from the answers that
+// applications got, and from SQL; never from the replicas' own counters.
+//
+// Everything in it is started by it and ends with Close, which also holds when
+// the program that made it dies.
+package arena
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"schoolbell/coordinator/api"
+	"schoolbell/deploy/local"
+	"schoolbell/sender/simulator"
+	"schoolbell/sender/simulator/verdict"
+)
+
+// Key is the admin key of the replicas of an arena.
+const Key = "arena-admin-key"
+
+// Config says how the production is set up.
+type Config struct {
+	Program   string              // path of the schoolbell binary; required
+	Replicas  int                 // started by New; 3 where 0
+	Limit     int                 // attempts a cycle; required
+	Rest      time.Duration       // rest after a full cycle; required
+	Behaviour simulator.Behaviour // of the receiver
+	Settings  map[string]string   // SCHOOLBELL_* variables over the arena's own
+	Fast      bool                // PostgreSQL without durability, where no power is cut
+	Log       io.Writer           // the replicas' logs; nil: thrown away
+}
+
+// Arena is a running production.
+type Arena struct {
+	Redis    *local.Redis
+	Postgres *local.Postgres
+	Receiver *Receiver
+	DB       *pgxpool.Pool // for judging
+
+	cfg Config
+	url string
+	log io.Writer
+
+	mu       sync.Mutex
+	replicas []*Replica
+	faults   []verdict.Fault
+	began    time.Time
+	posted   []Posted
+	next     int
+}
+
+// New starts everything and returns when every replica is ready.
+func New(ctx context.Context, cfg Config) (a *Arena, err error) {
+	if cfg.Replicas == 0 {
+		cfg.Replicas = 3
+	}
+	if cfg.Log == nil {
+		cfg.Log = io.Discard
+	}
+	a = &Arena{cfg: cfg, log: &lines{w: cfg.Log}, began: time.Now()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.Close())
+		}
+	}()
+	if a.Receiver, err = newReceiver(cfg.Behaviour); err != nil {
+		return a, err
+	}
+	if a.Redis, err = local.StartRedis(ctx, local.RedisConfig{}); err != nil {
+		return a, err
+	}
+	if a.Postgres, err = local.StartPostgres(ctx, local.PostgresConfig{Fast: cfg.Fast}); err != nil {
+		return a, err
+	}
+	if a.url, err = a.Postgres.CreateDatabase(ctx, "bell"); err != nil {
+		return a, err
+	}
+	if err = a.migrate(ctx); err != nil {
+		return a, err
+	}
+	if a.DB, err = pgxpool.New(ctx, a.url); err != nil {
+		return a, fmt.Errorf("connect the judge: %w", err)
+	}
+	for range cfg.Replicas {
+		if _, err = a.StartReplica(ctx, nil); err != nil {
+			return a, err
+		}
+	}
+	return a, nil
+}
+
+// Close ends everything. It may be called on an arena that New failed to fill.
+func (a *Arena) Close() error {
+	if a == nil {
+		return nil
+	}
+	var errs []error
+	for _, r := range a.all() {
+		errs = append(errs, r.program.Close())
+	}
+	if a.DB != nil {
+		a.DB.Close()
+	}
+	if a.Postgres != nil {
+		errs = append(errs, a.Postgres.Close())
+	}
+	if a.Redis != nil {
+		errs = append(errs, a.Redis.Close())
+	}
+	if a.Receiver != nil {
+		errs = append(errs, a.Receiver.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (a *Arena) migrate(ctx context.Context) error {
+	p, err := local.StartProgram(ctx, local.ProgramConfig{
+		Path: a.cfg.Program, Args: []string{"migrate", "up"}, Stderr: a.log,
+		Env: []string{"SCHOOLBELL_DATABASE_URL=" + a.url},
+	})
+	if err != nil {
+		return err
+	}
+	code, err := p.Wait(ctx)
+	if code != 0 && err == nil {
+		err = fmt.Errorf("migrate up ended with exit code %d", code)
+	}
+	return errors.Join(err, p.Close())
+}
+
+// Replica is one schoolbell process.
+type Replica struct {
+	Name string // instance id
+	URL  string
+
+	arena   *Arena
+	env     map[string]string
+	program *local.Program
+}
+
+// StartReplica starts one more replica, with further variables of its own, and
+// returns when it is ready.
+func (a *Arena) StartReplica(ctx context.Context, env map[string]string) (*Replica, error) {
+	a.mu.Lock()
+	r := &Replica{Name: "replica-" + strconv.Itoa(len(a.replicas)+1), arena: a, env: env}
+	a.replicas = append(a.replicas, r)
+	a.mu.Unlock()
+	if err := r.Start(ctx); err != nil {
+		a.mu.Lock()
+		a.replicas = slices.DeleteFunc(a.replicas, func(x *Replica) bool { return x == r })
+		a.mu.Unlock()
+		return nil, err
+	}
+	return r, nil
+}
+
+// Start starts the replica's process, again where it had one before.
+func (r *Replica) Start(ctx context.Context) error {
+	a := r.arena
+	port, err := local.FreePort()
+	if err != nil {
+		return err
+	}
+	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	env := map[string]string{
+		"SCHOOLBELL_DATABASE_URL":        a.url,
+		"SCHOOLBELL_REDIS_URL":           a.Redis.URL(),
+		"SCHOOLBELL_HTTP_LISTEN":         addr,
+		"SCHOOLBELL_ADMIN_KEY":           Key,
+		"SCHOOLBELL_INSTANCE_ID":         r.Name,
+		"SCHOOLBELL_SENDERS_RELAY_KIND":  "relay",
+		"SCHOOLBELL_SENDERS_RELAY_URL":   a.Receiver.URL(),
+		"SCHOOLBELL_QUOTA_LIMIT":         strconv.Itoa(a.cfg.Limit),
+		"SCHOOLBELL_QUOTA_REST":          a.cfg.Rest.String(),
+		"SCHOOLBELL_STOP_DELAY":          "300ms",
+		"SCHOOLBELL_LOG_FORMAT":          "json",
+		"SCHOOLBELL_DATABASE_MAX_CONNS":  "12",
+		"SCHOOLBELL_DISPATCH_FIRST_TICK": "2s",
+		"SCHOOLBELL_DISPATCH_TICK":       "2s",
+	}
+	maps.Copy(env, a.cfg.Settings)
+	maps.Copy(env, r.env)
+	vars := make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		vars = append(vars, name+"="+env[name])
+	}
+	r.URL = "http://" + addr
+	r.program, err = local.StartProgram(ctx, local.ProgramConfig{
+		Path: a.cfg.Program, Args: []string{"serve"}, Env: vars, Stdout: a.log, Stderr: a.log,
+		Ready: func(ctx context.Context) error {
+			_, err := r.Client().Ready(ctx)
+			return err
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("replica %s: %w", r.Name, err)
+	}
+	return nil
+}
+
+// Client calls this replica's API.
+func (r *Replica) Client() *api.Client {
+	return &api.Client{BaseURL: r.URL, Key: Key, HTTP: httpClient}
+}
+
+var httpClient = &http.Client{Timeout: 60 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 16, DisableKeepAlives: true}}
+
+// Alive reports whether the process runs.
+func (r *Replica) Alive() bool {
+	if r.program == nil {
+		return false
+	}
+	select {
+	case <-r.program.Exited():
+		return false
+	default:
+		return true
+	}
+}
+
+// Kill ends the process with SIGKILL.
+func (r *Replica) Kill() error {
+	r.arena.note(verdict.Fault{At: time.Now(), Kind: verdict.Kill, Target: r.Name})
+	r.program.Kill()
+	return r.program.Close()
+}
+
+// Died notes that the process ended by itself, as if it had been killed, at the
+// latest now.
+func (r *Replica) Died(at time.Time) error {
+	r.arena.note(verdict.Fault{At: at, Kind: verdict.Kill, Target: r.Name})
+	return r.program.Close()
+}
+
+// Stop ends the process gracefully (SIGTERM) and returns its exit code.
+func (r *Replica) Stop(ctx context.Context) (int, error) {
+	r.arena.note(verdict.Fault{At: time.Now(), Kind: "stop", Target: r.Name})
+	return r.program.Stop(ctx)
+}
+
+// Exited is closed when the process has ended.
+func (r *Replica) Exited() <-chan struct{} { return r.program.Exited() }
+
+// Replicas are all replicas, alive or not.
+func (a *Arena) Replicas() []*Replica { return a.all() }
+
+func (a *Arena) all() []*Replica {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.replicas)
+}
+
+// Owner is the replica whose instance id is name; nil where there is none.
+func (a *Arena) Owner(name string) *Replica {
+	for _, r := range a.all() {
+		if r.Name == name {
+			return r
+		}
+	}
+	return nil
+}
+
+func (a *Arena) note(f verdict.Fault) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.faults = append(a.faults, f)
+}
+
+// lines keeps the lines of several processes apart.
+type lines struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}

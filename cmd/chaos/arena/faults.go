@@ -1,0 +1,77 @@
+package arena
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"schoolbell/sender/simulator/verdict"
+)
+
+// Alive is a replica whose process runs; nil where none does.
+func (a *Arena) Alive() *Replica {
+	for _, r := range a.all() {
+		if r.Alive() {
+			return r
+		}
+	}
+	return nil
+}
+
+// FlushRedis takes all data from Redis.
+func (a *Arena) FlushRedis(ctx context.Context) error {
+	a.note(verdict.Fault{At: time.Now(), Kind: "redis-flush", Target: a.Redis.Addr()})
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", a.Redis.Addr())
+	if err != nil {
+		return fmt.Errorf("flush redis: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return fmt.Errorf("flush redis: %w", err)
+	}
+	if _, err := conn.Write([]byte("FLUSHALL\r\n")); err != nil {
+		return fmt.Errorf("flush redis: %w", err)
+	}
+	answer := make([]byte, 64)
+	n, err := conn.Read(answer)
+	if err != nil {
+		return fmt.Errorf("flush redis: %w", err)
+	}
+	if got := string(answer[:n]); got != "+OK\r\n" {
+		return fmt.Errorf("flush redis: answer %q", got)
+	}
+	return nil
+}
+
+// errNoneReady says that no replica is ready for requests.
+var errNoneReady = errors.New("no replica is ready")
+
+// ready is the next replica that says it is ready.
+func (a *Arena) ready(ctx context.Context) (*Replica, error) {
+	for range len(a.all()) {
+		r := a.turn()
+		if r == nil {
+			break
+		}
+		if _, err := r.Client().Ready(ctx); err == nil {
+			return r, nil
+		}
+	}
+	return nil, errNoneReady
+}
+
+// PostReady hands in a notice at a replica that has just said it is ready, once:
+// such a replica must not refuse it.
+func (a *Arena) PostReady(ctx context.Context, school string, n int) (Posted, error) {
+	r, err := a.ready(ctx)
+	if err != nil {
+		return Posted{}, err
+	}
+	got, err := r.Client().Send(ctx, smallNotice(school, n), "")
+	if err != nil {
+		return Posted{}, fmt.Errorf("post a notice of school %s to %s, which was ready: %w", school, r.Name, err)
+	}
+	return a.accepted(got, school), nil
+}

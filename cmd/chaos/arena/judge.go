@@ -1,0 +1,167 @@
+package arena
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"schoolbell/sender/simulator/verdict"
+)
+
+// States counts recipients by state, IN_PROGRESS worked out, in SQL.
+func (a *Arena) States(ctx context.Context) (map[string]int, error) {
+	rows, err := a.DB.Query(ctx, `SELECT job_status, count(*) FROM push_cluster_token_states GROUP BY 1`)
+	if err != nil {
+		return nil, fmt.Errorf("count states: %w", err)
+	}
+	defer rows.Close()
+	counts := map[string]int{}
+	for rows.Next() {
+		var state string
+		var n int
+		if err := rows.Scan(&state, &n); err != nil {
+			return nil, err
+		}
+		counts[state] = n
+	}
+	return counts, rows.Err()
+}
+
+// Open is how many notices have not ended.
+func (a *Arena) Open(ctx context.Context) (n int, err error) {
+	err = a.DB.QueryRow(ctx, `SELECT count(*) FROM push_clusters WHERE ended_at IS NULL`).Scan(&n)
+	return n, err
+}
+
+// WaitEnded waits until every notice has ended.
+func (a *Arena) WaitEnded(ctx context.Context) error {
+	for {
+		n, err := a.Open(ctx)
+		if err == nil && n == 0 {
+			return nil
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			states, _ := a.States(context.WithoutCancel(ctx))
+			return errors.Join(fmt.Errorf("%d notices have not ended, recipients by state %v: %w", n, states, context.Cause(ctx)), err)
+		}
+	}
+}
+
+// Stranded are recipients behind their notice's frontier that no open batch
+// covers and no time brings back.
+func (a *Arena) Stranded(ctx context.Context) (n int, err error) {
+	err = a.DB.QueryRow(ctx, `
+SELECT count(*) FROM push_cluster_tokens t JOIN push_clusters c ON c.id = t.cluster_id
+WHERE t.job_status IN ('PENDING', 'RETRY_PENDING') AND t.seq <= c.frontier AND t.retry_after IS NULL
+AND NOT EXISTS (SELECT FROM push_batch_ranges r JOIN push_batches b ON b.id = r.batch_id
+	WHERE b.settled_at IS NULL AND r.cluster_id = t.cluster_id AND t.seq > r.from_seq AND t.seq <= r.to_seq)`).Scan(&n)
+	return n, err
+}
+
+// Verdict judges everything that happened so far. It is to be asked when the
+// work has ended.
+func (a *Arena) Verdict(ctx context.Context) (verdict.Verdict, error) {
+	j, err := verdict.New(verdict.Config{
+		Rule: verdict.Rule{Limit: a.cfg.Limit, Rest: a.cfg.Rest}, Start: a.began, Replicas: len(a.all()),
+	})
+	if err != nil {
+		return verdict.Verdict{}, err
+	}
+	for _, p := range a.Accepted() {
+		if err := j.AcceptNotice(verdict.Notice{ID: p.ID, School: p.School, Total: p.Total}); err != nil {
+			return verdict.Verdict{}, err
+		}
+	}
+	for _, f := range a.broken() {
+		j.Fault(f)
+	}
+	for _, tell := range []func(context.Context, *verdict.Judge) error{a.tellStates, a.tellCounts, a.tellBatches} {
+		if err := tell(ctx, j); err != nil {
+			return verdict.Verdict{}, err
+		}
+	}
+	for _, x := range a.Receiver.Arrivals() {
+		j.Arrival(x)
+	}
+	v := j.Verdict()
+	stranded, err := a.Stranded(ctx)
+	if err != nil {
+		return v, err
+	}
+	if stranded > 0 {
+		v.OK = false
+		v.Violations = append(v.Violations, fmt.Sprintf("%d recipients are stranded", stranded))
+	}
+	return v, nil
+}
+
+func (a *Arena) tellStates(ctx context.Context, j *verdict.Judge) error {
+	rows, err := a.DB.Query(ctx, `SELECT cluster_id::text || '.' || seq, job_status FROM push_cluster_token_states`)
+	if err != nil {
+		return fmt.Errorf("read final states: %w", err)
+	}
+	var id, name string
+	_, err = pgx.ForEachRow(rows, []any{&id, &name}, func() error {
+		state, err := verdict.ParseState(name)
+		if err == nil {
+			j.FinalState(id, state)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read final states: %w", err)
+	}
+	return nil
+}
+
+func (a *Arena) tellCounts(ctx context.Context, j *verdict.Judge) error {
+	rows, err := a.DB.Query(ctx, `
+SELECT id::text, total_count, in_progress_count, retry_pending_count, success_count, fail_count, retry_success_count, retry_fail_count, permanent_fail_count,
+	skipped_disabled_count + skipped_cancelled_count + skipped_expired_count + skipped_duplicate_count + skipped_not_allowed_count
+FROM push_clusters`)
+	if err != nil {
+		return fmt.Errorf("read counts: %w", err)
+	}
+	var c verdict.NoticeCounts
+	_, err = pgx.ForEachRow(rows, []any{&c.Notice, &c.Total, &c.InProgress, &c.RetryPending, &c.Success, &c.Fail, &c.RetrySuccess, &c.RetryFail, &c.PermanentFail, &c.SkippedAtAll}, func() error {
+		c.Waiting = c.Total - c.InProgress - c.RetryPending - c.Success - c.Fail - c.RetrySuccess - c.RetryFail - c.PermanentFail - c.SkippedAtAll
+		j.NoticeCounts(c)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read counts: %w", err)
+	}
+	return nil
+}
+
+func (a *Arena) tellBatches(ctx context.Context, j *verdict.Judge) error {
+	rows, err := a.DB.Query(ctx, `
+SELECT id::text, school_id, owner, fence, size, claimed_at, send_deadline, coalesce(settled_at, 'epoch') FROM push_batches`)
+	if err != nil {
+		return fmt.Errorf("read batches: %w", err)
+	}
+	var b verdict.Batch
+	_, err = pgx.ForEachRow(rows, []any{&b.ID, &b.School, &b.Owner, &b.Fence, &b.Size, &b.ClaimedAt, &b.SendDeadline, &b.SettledAt}, func() error {
+		one := b
+		if one.SettledAt.Unix() == 0 {
+			one.SettledAt = time.Time{}
+		}
+		return j.Batch(one)
+	})
+	if err != nil {
+		return fmt.Errorf("read batches: %w", err)
+	}
+	return nil
+}
+
+func (a *Arena) broken() []verdict.Fault {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.faults)
+}
