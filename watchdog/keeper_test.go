@@ -246,7 +246,7 @@ func TestLateAnswerIsJudgedByTheClocks(t *testing.T) {
 		})
 		err := k.Hold(t.Context(), "A", etc, func(ctx context.Context, l *watchdog.Lease) error {
 			time.Sleep(20 * time.Second) // the watchdog's call is on its way now
-			asleep = trust
+			asleep = 45 * time.Second    // past the old local end; from this call on it would not be
 			close(d.answer)
 			synctest.Wait()
 			require.ErrorIs(t, context.Cause(ctx), watchdog.ErrLeaseExpired)
