@@ -33,7 +33,9 @@ func batchOf(ids ...string) sender.Batch {
 
 func newRelay(t *testing.T, url string, change func(*Config)) *Relay {
 	t.Helper()
-	cfg := Config{Name: "r", URL: url, Token: "secret-key", CallTimeout: 2 * time.Second}
+	// No timeout but those that a test is about: the machine may be busy.
+	const never = time.Minute
+	cfg := Config{Name: "r", URL: url, Token: "secret-key", ConnectTimeout: never, ReadTimeout: never, CallTimeout: never}
 	if change != nil {
 		change(&cfg)
 	}
@@ -103,7 +105,7 @@ func TestRequestKeepsTheProtocol(t *testing.T) {
 
 func TestAnswersOfAWholeBatch(t *testing.T) {
 	t.Parallel()
-	date := time.Now().Add(time.Minute).UTC().Format(http.TimeFormat)
+	date := time.Now().Add(30 * time.Minute).UTC().Format(http.TimeFormat)
 	for name, c := range map[string]struct {
 		status int
 		header map[string]string
@@ -113,7 +115,7 @@ func TestAnswersOfAWholeBatch(t *testing.T) {
 	}{
 		"429":                          {status: 429, want: sender.Result{Class: sender.Throttled, Code: "QUOTA_EXCEEDED"}},
 		"429 Retry-After":              {status: 429, header: map[string]string{"Retry-After": "30"}, want: sender.Result{Class: sender.Throttled, Code: "QUOTA_EXCEEDED", RetryAfter: 30 * time.Second}},
-		"429 with a date":              {status: 429, header: map[string]string{"Retry-After": date}, want: sender.Result{Class: sender.Throttled, Code: "QUOTA_EXCEEDED", RetryAfter: time.Minute}, about: true},
+		"429 with a date":              {status: 429, header: map[string]string{"Retry-After": date}, want: sender.Result{Class: sender.Throttled, Code: "QUOTA_EXCEEDED", RetryAfter: 30 * time.Minute}, about: true},
 		"429 malformed Retry-After":    {status: 429, header: map[string]string{"Retry-After": "later"}, want: sender.Result{Class: sender.Throttled, Code: "QUOTA_EXCEEDED"}},
 		"429 far Retry-After":          {status: 429, header: map[string]string{"Retry-After": "86400"}, want: sender.Result{Class: sender.Throttled, Code: "QUOTA_EXCEEDED", RetryAfter: time.Hour}},
 		"429 with accepting body":      {status: 429, body: `{"results":[{"id":"1","status":"ok"},{"id":"2","status":"ok"}]}`, want: sender.Result{Class: sender.Throttled, Code: "QUOTA_EXCEEDED"}},
@@ -140,7 +142,7 @@ func TestAnswersOfAWholeBatch(t *testing.T) {
 		"200 with something behind it": {status: 200, body: `{"results":[{"id":"1","status":"ok"},{"id":"2","status":"ok"}]} oops`, want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
 		"200 without results":          {status: 200, body: `{}`, want: sender.Result{Class: sender.Unknown, Code: "RESULT_MISSING"}},
 		"200 with an array":            {status: 200, body: `[]`, want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
-		"200 too large":                {status: 200, body: `{"results":[{"id":"1","status":"ok"},{"id":"2","status":"ok"}],"x":"` + strings.Repeat("x", 2<<20) + `"}`, want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
+		"200 too large":                {status: 200, body: `{"results":[{"id":"1","status":"ok"},{"id":"2","status":"ok"}]}` + strings.Repeat(" ", 2<<20), want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -153,7 +155,7 @@ func TestAnswersOfAWholeBatch(t *testing.T) {
 			for i := range got {
 				got[i].Detail = ""
 				if c.about {
-					require.InDelta(t, c.want.RetryAfter.Seconds(), got[i].RetryAfter.Seconds(), 5)
+					require.InDelta(t, c.want.RetryAfter.Seconds(), got[i].RetryAfter.Seconds(), 300)
 					got[i].RetryAfter = c.want.RetryAfter
 				}
 			}
@@ -255,7 +257,7 @@ func TestCompressedAnswersAreReadWithinBounds(t *testing.T) {
 	url, _ := serve(t, zipped(`{"results":[{"id":"1","status":"ok"}]}`))
 	require.Equal(t, []sender.Result{{ID: "1", Class: sender.Accepted}}, newRelay(t, url, nil).Send(t.Context(), batchOf("1")))
 
-	bomb, _ := serve(t, zipped(`{"results":[{"id":"1","status":"ok"}],"x":"`+strings.Repeat("0", 64<<20)+`"}`))
+	bomb, _ := serve(t, zipped(`{"results":[{"id":"1","status":"ok"}],"x":"`+strings.Repeat("0", 4<<20)+`"}`))
 	got := newRelay(t, bomb, nil).Send(t.Context(), batchOf("1"))
 	require.Equal(t, sender.Unknown, got[0].Class)
 	require.Equal(t, sender.CodeBadAnswer, got[0].Code)

@@ -88,42 +88,72 @@ func TestWhatFailsAfterTheRequestIsUnknown(t *testing.T) {
 	t.Parallel()
 	head, body, _ := strings.Cut(okAnswer, "\r\n\r\n")
 	head += "\r\n\r\n"
+	silent := func(cfg *Config) { cfg.ReadTimeout = 300 * time.Millisecond }
+	within := func(read, call time.Duration) func(*Config) {
+		return func(cfg *Config) { cfg.ConnectTimeout, cfg.ReadTimeout, cfg.CallTimeout = call, read, call }
+	}
 	for name, c := range map[string]struct {
 		handle func(c net.Conn, r *bufio.Reader)
+		set    func(*Config)
+		size   int // of the message's body
 		code   string
 	}{
-		"the connection ends":  {func(_ net.Conn, r *bufio.Reader) { readRequest(r) }, sender.CodeNoAnswer},
-		"it is reset":          {func(c net.Conn, r *bufio.Reader) { readRequest(r); _ = c.(*net.TCPConn).SetLinger(0) }, sender.CodeNoAnswer},
-		"reset before the end": {func(c net.Conn, r *bufio.Reader) { _, _ = r.ReadByte(); _ = c.(*net.TCPConn).SetLinger(0) }, sender.CodeNoAnswer},
-		"no HTTP":              {func(c net.Conn, r *bufio.Reader) { readRequest(r); _, _ = io.WriteString(c, "SSH-2.0-OpenSSH\r\n") }, sender.CodeNoAnswer},
-		"the answer is cut off": {func(c net.Conn, r *bufio.Reader) {
-			readRequest(r)
-			_, _ = io.WriteString(c, head+body[:20])
-		}, sender.CodeNoAnswer},
-		"silence": {func(_ net.Conn, r *bufio.Reader) { readRequest(r); untilGone(r) }, sender.CodeReadTimeout},
-		"silence in the answer": {func(c net.Conn, r *bufio.Reader) {
-			readRequest(r)
-			_, _ = io.WriteString(c, head+body[:20])
-			untilGone(r)
-		}, sender.CodeReadTimeout},
-		"an answer that drips": {func(c net.Conn, r *bufio.Reader) {
-			readRequest(r)
-			_, _ = io.WriteString(c, head)
-			drip := time.NewTicker(50 * time.Millisecond)
-			defer drip.Stop()
-			for i := range body {
-				<-drip.C
-				if _, err := io.WriteString(c, body[i:i+1]); err != nil {
-					return
+		"the connection ends": {
+			handle: func(_ net.Conn, r *bufio.Reader) { readRequest(r) },
+			code:   sender.CodeNoAnswer,
+		},
+		"it is reset": {
+			handle: func(c net.Conn, r *bufio.Reader) { readRequest(r); _ = c.(*net.TCPConn).SetLinger(0) },
+			code:   sender.CodeNoAnswer,
+		},
+		"it is reset before the request's end": {
+			handle: func(c net.Conn, r *bufio.Reader) { _, _ = r.ReadByte(); _ = c.(*net.TCPConn).SetLinger(0) },
+			code:   sender.CodeNoAnswer,
+		},
+		"the answer is no HTTP": {
+			handle: func(c net.Conn, r *bufio.Reader) { readRequest(r); _, _ = io.WriteString(c, "SSH-2.0-OpenSSH\r\n") },
+			code:   sender.CodeNoAnswer,
+		},
+		"the answer is cut off": {
+			handle: func(c net.Conn, r *bufio.Reader) { readRequest(r); _, _ = io.WriteString(c, head+body[:20]) },
+			code:   sender.CodeNoAnswer,
+		},
+		"silence": {
+			handle: func(_ net.Conn, r *bufio.Reader) { readRequest(r); untilGone(r) },
+			set:    silent,
+			code:   sender.CodeReadTimeout,
+		},
+		"silence in the answer": {
+			handle: func(c net.Conn, r *bufio.Reader) {
+				readRequest(r)
+				_, _ = io.WriteString(c, head+body[:20])
+				untilGone(r)
+			},
+			set:  silent,
+			code: sender.CodeReadTimeout,
+		},
+		"an answer that drips": {
+			handle: func(c net.Conn, r *bufio.Reader) {
+				readRequest(r)
+				_, _ = io.WriteString(c, head)
+				drip := time.NewTicker(150 * time.Millisecond)
+				defer drip.Stop()
+				for i := range body {
+					<-drip.C
+					if _, err := io.WriteString(c, body[i:i+1]); err != nil {
+						return
+					}
 				}
-			}
-		}, sender.CodeCallTimeout},
-		"a receiver that does not read": {func(c net.Conn, r *bufio.Reader) {
-			_, _ = r.ReadByte()
-			_ = c.SetReadDeadline(time.Now().Add(2 * time.Second)) // ends long after the call
-			_, _ = c.Read(nil)
-			waitClosed(c)
-		}, sender.CodeCallTimeout},
+			},
+			set:  within(1500*time.Millisecond, 3*time.Second),
+			code: sender.CodeCallTimeout,
+		},
+		"a receiver that does not read": {
+			handle: func(c net.Conn, r *bufio.Reader) { _, _ = r.ReadByte(); waitClosed(c) },
+			set:    within(3*time.Second, 3*time.Second),
+			size:   16 << 20, // more than the two sockets hold
+			code:   sender.CodeCallTimeout,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -133,23 +163,11 @@ func TestWhatFailsAfterTheRequestIsUnknown(t *testing.T) {
 				c.handle(conn, r)
 			})
 			b := batchOf("1")
-			if name == "a receiver that does not read" {
-				b.Messages[0].Content = &sender.Content{Body: strings.Repeat("x", 32<<20)}
-			}
-			relay := newRelay(t, url, func(cfg *Config) {
-				cfg.ReadTimeout = 200 * time.Millisecond
-				cfg.CallTimeout = 800 * time.Millisecond
-			})
+			b.Messages[0].Content = &sender.Content{Body: strings.Repeat("x", c.size)}
 
-			begin := time.Now()
-			got := relay.Send(t.Context(), b)
-			took := time.Since(begin)
+			got := newRelay(t, url, c.set).Send(t.Context(), b)
 
 			require.Equal(t, []sender.Result{{ID: "1", Class: sender.Unknown, Code: c.code}}, got)
-			require.Less(t, took, 2*time.Second)
-			if c.code == sender.CodeCallTimeout {
-				require.GreaterOrEqual(t, took, 800*time.Millisecond)
-			}
 			require.EqualValues(t, 1, conns.Load(), "one connection, so one request")
 		})
 	}
@@ -191,17 +209,21 @@ func TestWhatFailsBeforeTheRequestIsNotSent(t *testing.T) {
 	oldTLS.StartTLS()
 	t.Cleanup(oldTLS.Close)
 
-	for name, c := range map[string]struct{ url, code string }{
-		"refused":           {refused, sender.CodeConnectFailed},
-		"no such name":      {"http://relay.invalid", sender.CodeDNSFailed},
-		"untrusted":         {untrusted.URL, sender.CodeTLSFailed},
-		"TLS to plain HTTP": {strings.Replace(plain.URL, "http:", "https:", 1), sender.CodeTLSFailed},
-		"TLS too old":       {oldTLS.URL, sender.CodeTLSFailed},
-		"TLS silence":       {strings.Replace(mute, "http:", "https:", 1), sender.CodeConnectTimeout},
+	soon := func(cfg *Config) { cfg.ConnectTimeout = 300 * time.Millisecond }
+	for name, c := range map[string]struct {
+		url, code string
+		set       func(*Config)
+	}{
+		"refused":           {refused, sender.CodeConnectFailed, nil},
+		"no such name":      {"http://relay.invalid", sender.CodeDNSFailed, nil},
+		"untrusted":         {untrusted.URL, sender.CodeTLSFailed, nil},
+		"TLS to plain HTTP": {strings.Replace(plain.URL, "http:", "https:", 1), sender.CodeTLSFailed, nil},
+		"TLS too old":       {oldTLS.URL, sender.CodeTLSFailed, nil},
+		"TLS silence":       {strings.Replace(mute, "http:", "https:", 1), sender.CodeConnectTimeout, soon},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRelay(t, c.url, func(cfg *Config) { cfg.ConnectTimeout = 300 * time.Millisecond })
+			r := newRelay(t, c.url, c.set)
 			got := r.Send(t.Context(), batchOf("1"))[0]
 			got.Detail = ""
 			require.Equal(t, sender.Result{ID: "1", Class: sender.NotSent, Code: c.code}, got)

@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 )
@@ -55,7 +56,8 @@ func (j *Judge) judgeClaims(v *Verdict, lines *violations) {
 			bySchool[b.School] = append(bySchool[b.School], b)
 		}
 	}
-	for name, batches := range bySchool {
+	for _, name := range slices.Sorted(maps.Keys(bySchool)) {
+		batches := bySchool[name]
 		slices.SortFunc(batches, func(a, b Batch) int {
 			return cmp.Or(a.ClaimedAt.Compare(b.ClaimedAt), cmp.Compare(a.Fence, b.Fence))
 		})
