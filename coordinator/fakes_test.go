@@ -59,6 +59,7 @@ func inWorld(t *testing.T, f func(w *world)) {
 type replica struct {
 	*coordinator.Coordinator
 	name string
+	ctx  context.Context // ends with the stop
 	stop context.CancelFunc
 	done chan error
 }
@@ -79,7 +80,7 @@ func (w *world) start(name string, change ...func(*coordinator.Config, *coordina
 	c, err := coordinator.New(cfg, deps)
 	require.NoError(w, err)
 	ctx, cancel := context.WithCancel(w.Context())
-	r := &replica{Coordinator: c, name: name, stop: cancel, done: make(chan error, 1)}
+	r := &replica{Coordinator: c, name: name, ctx: ctx, stop: cancel, done: make(chan error, 1)}
 	w.mu.Lock()
 	w.replicas = append(w.replicas, r)
 	w.mu.Unlock()
@@ -101,22 +102,22 @@ func (w *world) halt(r *replica) {
 	w.mu.Unlock()
 }
 
-// tick runs the dispatch tick of r every interval, as its schedule would.
+// tick runs the dispatch tick of r every interval until its stop, as its
+// schedule would.
 func (w *world) tick(r *replica, interval time.Duration) {
-	ctx, cancel := context.WithCancel(w.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		for {
 			select {
-			case <-ctx.Done():
+			case <-r.ctx.Done():
 				return
 			case <-time.After(interval):
-				_ = r.Tick(ctx)
+				_ = r.Tick(r.ctx)
 			}
 		}
 	}()
-	w.Cleanup(func() { cancel(); <-ended })
+	w.Cleanup(func() { r.stop(); <-ended })
 }
 
 // pass lets virtual time go by and waits until nothing happens any more.
