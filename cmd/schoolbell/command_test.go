@@ -18,15 +18,15 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"schoolbell/coordinator/node/settings"
+	"schoolbell/deploy/local/localtest"
 	"schoolbell/school"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 // stage is surroundings that a test can look into.
 type stage struct {
@@ -194,7 +194,7 @@ func TestExitCodeOfAReplica(t *testing.T) {
 		{"store away", fmt.Errorf("open store: %w", school.ErrUnavailable), exitUnreachable},
 		{"refused connection", fmt.Errorf("redis: %w", &net.OpError{Op: "dial", Err: errors.New("connection refused")}), exitUnreachable},
 		{"own port taken", fmt.Errorf("http.listen: %w", &net.OpError{Op: "listen", Err: errors.New("address already in use")}), exitFailed},
-		{"signal while connecting", fmt.Errorf("redis: %w", context.Canceled), exitFailed},
+		{"signal while connecting", fmt.Errorf("redis: %w", &net.OpError{Op: "dial", Err: context.Canceled}), exitFailed},
 		{"anything else", errors.New("two\nlines"), exitFailed},
 	} {
 		s := newStage()
@@ -233,7 +233,7 @@ func TestMigrate(t *testing.T) {
 	require.JSONEq(t, `{"steps":[{"version":1,"name":"outbox","applied_at":"2026-03-04T05:06:07Z"},{"version":2,"name":"ledger","applied_at":null}]}`, s.out.String())
 	require.Equal(t, exitDone, s.run("migrate", "down", "--to", "1"))
 	require.Equal(t, "the schema is at version 1 already\n", s.out.String())
-	s.failed(t, exitUnreachable, "migrate down: version 0: unavailable", "migrate", "down", "--to", "0")
+	s.failed(t, exitUnreachable, "version 0: unavailable; is the server running there, and is the address right? (schoolbell serve --print-config shows which)", "migrate", "down", "--to", "0")
 }
 
 func TestHostNamesFitAnInstanceID(t *testing.T) {

@@ -38,7 +38,7 @@ flags below. The schema has to be there: schoolbell migrate up comes first.`,
 		if err := s.CheckServe(); err != nil {
 			return err
 		}
-		return w.replica.serve(cmd.Context(), s, w.logger(s), w.build)
+		return explainStore(w.replica.serve(cmd.Context(), s, w.logger(s), w.build))
 	}
 	return c
 }
