@@ -134,7 +134,7 @@ func TestGuardTakesResultsWithinTheGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := guard(t, nil, func(ctx context.Context, b Batch) []Result {
 			<-ctx.Done()
-			time.Sleep(99 * time.Millisecond)
+			<-time.After(99 * time.Millisecond)
 			return Fill(b.Messages, Result{Class: Accepted})
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)

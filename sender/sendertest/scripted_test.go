@@ -50,7 +50,7 @@ func TestHoldAndDelay(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, calls[0].Ended)
 		require.Equal(t, 1, s.Open())
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		s.Release()
 		require.Equal(t, sender.Accepted, (<-done)[0].Class)
 		require.Equal(t, time.Minute+300*time.Millisecond, s.Calls()[0].Ended.Sub(calls[0].Began))
