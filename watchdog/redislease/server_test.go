@@ -2,6 +2,8 @@ package redislease_test
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"strconv"
 	"testing"
 	"time"
@@ -17,7 +19,16 @@ import (
 	"schoolbell/watchdog/watchdogtest"
 )
 
-func TestMain(m *testing.M) { localtest.Main(m) }
+func TestMain(m *testing.M) {
+	if url := os.Getenv(ownerURL); url != "" {
+		if err := own(url, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stdout, "end", err)
+			os.Exit(1)
+		}
+		return
+	}
+	localtest.Main(m)
+}
 
 func testKeys(t *testing.T) scripts.Keys {
 	t.Helper()
