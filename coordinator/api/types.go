@@ -127,6 +127,11 @@ const (
 	Idle            SchoolState = "idle"
 )
 
+// SchoolStates returns every state.
+func SchoolStates() []SchoolState {
+	return []SchoolState{Paused, Resting, Sending, WaitingForSlot, WaitingForRetry, Idle}
+}
+
 // School is a school with its quota, lock and backlog.
 type School struct {
 	ID          string      `json:"id"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"math"
 	"net/http"
@@ -90,15 +91,45 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 		if e.RetryAfter <= 0 {
 			e.RetryAfter = time.Second
 		}
-	case api.RequestTimeout:
-		h.Set("Connection", "close") // the rest of the body is still to come
 	case api.Unauthenticated:
 		h.Set("WWW-Authenticate", `Bearer realm="schoolbell"`)
 	}
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))
 	}
+	body, ok := r.Body.(*requestBody)
+	if !ok || body.ended {
+		writeJSON(w, e.Status, api.ErrorBody{Error: *e})
+		return
+	}
+	// The client may still be writing. net/http would first wait for more of the
+	// body, and the client with it; afterwards it would cut the connection under
+	// the client's hands, and the answer with it. So: answer now, and take what
+	// comes for a moment, until the client has seen it.
+	control := http.NewResponseController(w)
+	_ = control.EnableFullDuplex()
+	h.Set("Connection", "close") // what is left of the body must not be taken for a request
 	writeJSON(w, e.Status, api.ErrorBody{Error: *e})
+	if r.Header.Get("Expect") == "" { // who waits for leave to send has sent nothing
+		_ = control.Flush()
+		_ = control.SetReadDeadline(time.Now().Add(lingerTime))
+		_, _ = io.Copy(io.Discard, body)
+	}
+}
+
+// lingerTime is for a client to see that its request was refused.
+const lingerTime = 2 * time.Second
+
+// requestBody knows whether it was read to its end.
+type requestBody struct {
+	io.ReadCloser
+	ended bool
+}
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.ended = b.ended || errors.Is(err, io.EOF)
+	return n, err
 }
 
 // writeJSON answers with body. A client that does not take it is not an error

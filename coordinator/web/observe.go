@@ -61,6 +61,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 			// Also where no handler reads the body: net/http reads on for a while
 			// after the answer, and a client that stopped must not hold it there.
 			_ = rec.control.SetReadDeadline(start.Add(s.cfg.BodyTimeout))
+			r.Body = &requestBody{ReadCloser: r.Body}
 		}
 		s.metrics.inFlight.Inc()
 		defer func() {
@@ -72,7 +73,10 @@ func (s *Server) observe(next http.Handler) http.Handler {
 				s.panicked(rec, r, v)
 			}
 			s.metrics.inFlight.Dec()
-			s.finished(rec, r, info, time.Since(start))
+			if rec.answered.IsZero() { // by nobody, or by net/http after this
+				rec.answered = time.Now()
+			}
+			s.finished(rec, r, info, rec.answered.Sub(start))
 		}()
 		next.ServeHTTP(rec, r)
 	})
@@ -155,12 +159,15 @@ type recorder struct {
 	timeout time.Duration
 	status  int
 	wrote   bool
+
+	answered time.Time // when the answer began; what is left of a refused body is taken after it
 }
 
 func (w *recorder) WriteHeader(status int) {
 	if !w.wrote && status >= 200 {
 		w.wrote, w.status = true, status
-		_ = w.control.SetWriteDeadline(time.Now().Add(w.timeout))
+		w.answered = time.Now()
+		_ = w.control.SetWriteDeadline(w.answered.Add(w.timeout))
 	}
 	w.ResponseWriter.WriteHeader(status)
 }

@@ -121,6 +121,44 @@ func TestUploadThatStops(t *testing.T) {
 	})
 }
 
+// TestRefusedInTheMiddle: whoever waits for the answer before it goes on gets it
+// at once, and whoever goes on writing gets it as well.
+func TestRefusedInTheMiddle(t *testing.T) {
+	for name, c := range map[string]struct{ contentType, length, body string }{
+		"an upload that waits":   {api.NDJSON, chunked, chunk(head) + chunk("x\n")},
+		"a body without its key": {api.JSON, "Content-Length: 1000\r\nAuthorization: Bearer two", `{"school"`},
+		"a body too large":       {api.JSON, "Content-Length: 100000000", `{"school"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, nil, func(t *testing.T, w *world, l *pipeListener) {
+				conn := l.dial(t)
+				start := time.Now()
+				send(conn, c.contentType, c.length, c.body)
+				r := bufio.NewReader(conn)
+				resp, err := http.ReadResponse(r, nil)
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, resp.StatusCode, 400)
+				require.True(t, resp.Close)
+				_, err = io.ReadAll(resp.Body)
+				require.NoError(t, err)
+				require.Zero(t, time.Since(start), "the answer waits for nothing")
+				taken := 0
+				for range 1000 {
+					if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: smuggled\r\n\r\n"); err != nil {
+						break // where what was announced has come, or it is no chunk: that is the end as well
+					}
+					taken++
+				}
+				require.NotZero(t, taken, "the server takes what it no longer wants")
+				rest, _ := io.ReadAll(r)
+				require.Empty(t, rest, "nothing after the answer was taken for a request")
+				require.LessOrEqual(t, time.Since(start), lingerTime+time.Second, "but not for long")
+				require.NoError(t, conn.Close())
+			})
+		})
+	}
+}
+
 // TestUploadThatTrickles: a line a second is far below the slowest permitted
 // rate, and holds its place no longer than the grace and what it has earned.
 func TestUploadThatTrickles(t *testing.T) {
