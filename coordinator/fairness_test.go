@@ -1,8 +1,10 @@
 package coordinator_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"regexp"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -110,13 +112,29 @@ func latestOf(a, b time.Time) time.Time {
 	return b
 }
 
-// TestARestingSchoolHoldsNothing counts goroutines, so it runs alone.
+// goroutines counts those of this world.
+func (w *world) goroutines() int {
+	bubble := regexp.MustCompile(`synctest bubble \d+`)
+	stacks := make([]byte, 16<<20)
+	own := bubble.Find(stacks[:runtime.Stack(stacks, false)])
+	require.NotEmpty(w, own)
+	own = slices.Clone(own)
+	n := 0
+	for _, other := range bubble.FindAll(stacks[:runtime.Stack(stacks, true)], -1) {
+		if bytes.Equal(own, other) {
+			n++
+		}
+	}
+	return n
+}
+
 func TestARestingSchoolHoldsNothing(t *testing.T) {
+	t.Parallel()
 	inWorld(t, func(w *world) {
 		own, pause := 200, time.Hour
 		r := w.start("r1")
 		w.pass(time.Second)
-		before := runtime.NumGoroutine()
+		before := w.goroutines()
 		for i := range 300 {
 			id := fmt.Sprintf("school-%d", i)
 			w.outbox.put(school.School{ID: id, Limit: &own, Rest: &pause})
@@ -127,35 +145,47 @@ func TestARestingSchoolHoldsNothing(t *testing.T) {
 		require.Len(w, w.receiver.of(""), 300)
 		require.Zero(w, r.Working())
 		require.Empty(w, w.arbiter.locks)
-		require.Equal(w, before, runtime.NumGoroutine())
+		require.Equal(w, before, w.goroutines())
 		w.pass(2 * time.Hour)
 		require.Len(w, w.receiver.of(""), 600)
-		require.Equal(w, before, runtime.NumGoroutine())
+		require.Equal(w, before, w.goroutines())
 	})
 }
 
-// TestAWaitingSchoolHoldsNothing does the same for schools that wait for a slot,
-// for a dead owner's call and for a lock.
 func TestAWaitingSchoolHoldsNothing(t *testing.T) {
+	t.Parallel()
 	inWorld(t, func(w *world) {
 		w.receiver.takes(14 * time.Second)
 		r := w.start("r1", slots(1))
 		w.outbox.accept("busy", 1)
 		r.Wake("busy")
 		w.pass(time.Second)
-		before := runtime.NumGoroutine()
+		before := w.goroutines()
 		for i := range 100 {
-			id := fmt.Sprintf("waits-%d", i)
+			id := fmt.Sprintf("waits-%d", i) // for the slot
 			w.outbox.accept(id, 1)
 			r.Wake(id)
 		}
 		w.pass(time.Second)
 		require.Equal(w, 1, r.Working())
 		require.Len(w, w.arbiter.locks, 1)
-		require.Equal(w, before, runtime.NumGoroutine())
+		require.Equal(w, before, w.goroutines())
 		w.receiver.takes(0)
 		w.pass(time.Minute)
 		require.Len(w, w.receiver.of(""), 101)
+
+		before = w.goroutines()
+		for i := range 100 {
+			id := fmt.Sprintf("locked-%d", i) // for another's lease to end
+			w.outbox.accept(id, 1)
+			w.arbiter.lock(id, "other", time.Minute)
+			r.Wake(id)
+		}
+		w.pass(time.Second)
+		require.Zero(w, r.Working())
+		require.Equal(w, before, w.goroutines())
+		w.pass(time.Minute)
+		require.Len(w, w.receiver.of(""), 201)
 	})
 }
 

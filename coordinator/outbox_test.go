@@ -24,6 +24,8 @@ type outbox struct {
 	schools map[string]*schoolRow
 	notices []*noticeRow // by id, from 1
 	batches map[string]*batchRow
+
+	stranded int // what the next sweep finds
 }
 
 type schoolRow struct {
@@ -527,5 +529,5 @@ func (o *outbox) Expire(ctx context.Context, limit int) (int, error) {
 }
 
 func (o *outbox) Sweep(ctx context.Context) (int, error) {
-	return 0, o.script.enter(ctx, "sweep", "", "")
+	return o.stranded, o.script.enter(ctx, "sweep", "", "")
 }
