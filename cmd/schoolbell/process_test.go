@@ -37,6 +37,10 @@ func TestProgram(t *testing.T) {
 		return code, out.String(), err.String()
 	}
 
+	code, _, stderr := command(env, "serve")
+	require.Equal(t, exitFailed, code, stderr)
+	require.Contains(t, stderr, "schoolbell migrate up", "what to do stands in the error")
+
 	code, stdout, stderr := command(env[:1], "migrate", "up")
 	require.Equal(t, exitDone, code, stderr)
 	require.Contains(t, stdout, "applied 1 ")

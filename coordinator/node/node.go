@@ -70,14 +70,14 @@ type Node struct {
 // New opens the stores, binds the address and joins the parts. Nothing is sent
 // and no request is answered before Run. The settings must have been validated.
 // When it fails, what it opened is closed again.
-func New(ctx context.Context, s settings.Settings, d Deps) (n *Node, err error) {
+func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) {
 	if d.Log == nil {
 		return nil, errors.New("node: no logger")
 	}
 	if s.DatabaseURL == "" || s.Redis.URL == "" {
 		return nil, errors.New("node: database_url and redis.url are both needed: the embedded mode is not available in this version")
 	}
-	n = &Node{conf: s, log: d.Log.With("instance", s.InstanceID)}
+	n := &Node{conf: s, log: d.Log.With("instance", s.InstanceID)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.cleanup.run(n.log))
