@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -237,16 +236,16 @@ func TestLateAnswerDoesNotReviveTheLease(t *testing.T) {
 // neither the timer nor a look at the gate was there first: the clocks decide.
 func TestLateAnswerIsJudgedByTheClocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var asleep time.Duration // the machine slept: boot time went on, timers did not
+		var asleep atomic.Int64 // the machine slept: boot time went on, timers did not
 		start := time.Now()
 		d := deaf{watchdogtest.NewMemory(), make(chan struct{})}
 		k := newKeeper(t, watchdog.Config{}, "one", d)
 		k.SetClocks(func() watchdog.Clocks {
-			return watchdog.Clocks{Mono: time.Now(), Wall: time.Now(), Boot: time.Hour + time.Since(start) + asleep}
+			return watchdog.Clocks{Mono: time.Now(), Wall: time.Now(), Boot: time.Hour + time.Since(start) + time.Duration(asleep.Load())}
 		})
 		err := k.Hold(t.Context(), "A", etc, func(ctx context.Context, l *watchdog.Lease) error {
-			time.Sleep(20 * time.Second) // the watchdog's call is on its way now
-			asleep = 45 * time.Second    // past the old local end; from this call on it would not be
+			time.Sleep(20 * time.Second)          // the watchdog's call is on its way now
+			asleep.Store(int64(45 * time.Second)) // past the old local end; from this call on it would not be
 			close(d.answer)
 			synctest.Wait()
 			require.ErrorIs(t, context.Cause(ctx), watchdog.ErrLeaseExpired)
@@ -513,67 +512,6 @@ func TestLeaseIsClosedAfterHold(t *testing.T) {
 		require.ErrorIs(t, kept.Ensure(t.Context(), time.Second), watchdog.ErrReleased)
 		require.Zero(t, kept.Left())
 		require.Zero(t, m.Calls(watchdogtest.Extend))
-	})
-}
-
-func TestLockFoundLostAtReleaseIsCounted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, reg := watchdogtest.NewMemory(), prometheus.NewPedanticRegistry()
-		k, err := watchdog.New(watchdog.Config{}, "one", m, slog.New(slog.DiscardHandler), reg)
-		require.NoError(t, err)
-		require.NoError(t, k.Hold(t.Context(), "A", etc, func(context.Context, *watchdog.Lease) error {
-			m.Forget()
-			return nil
-		}))
-		require.NoError(t, testutil.GatherAndCompare(reg, bytes.NewBufferString(`
-# HELP schoolbell_lease_lost_total Leases that ended before their work, by cause: lost, expired, no_progress, max_hold.
-# TYPE schoolbell_lease_lost_total counter
-schoolbell_lease_lost_total{cause="expired"} 0
-schoolbell_lease_lost_total{cause="lost"} 1
-schoolbell_lease_lost_total{cause="max_hold"} 0
-schoolbell_lease_lost_total{cause="no_progress"} 0
-`), "schoolbell_lease_lost_total"))
-	})
-}
-
-func TestMetrics(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, reg := watchdogtest.NewMemory(), prometheus.NewPedanticRegistry()
-		k, err := watchdog.New(watchdog.Config{}, "one", m, slog.New(slog.DiscardHandler), reg)
-		require.NoError(t, err)
-		m.LoseReply(watchdogtest.Extend, 1)
-		err = k.Hold(t.Context(), "A", etc, func(ctx context.Context, l *watchdog.Lease) error {
-			require.Error(t, k.Hold(ctx, "A", etc, nil))
-			m.LoseReply(watchdogtest.Acquire, 1)
-			require.Error(t, k.Hold(ctx, "B", etc, nil))
-			busyFor(ctx, l, time.Minute)
-			require.NoError(t, testutil.GatherAndCompare(reg, bytes.NewBufferString(`
-# HELP schoolbell_locks_held Locks that this replica holds.
-# TYPE schoolbell_locks_held gauge
-schoolbell_locks_held 1
-`), "schoolbell_locks_held"))
-			m.Forget()
-			busyFor(ctx, l, time.Minute)
-			return nil
-		})
-		require.ErrorIs(t, err, watchdog.ErrLeaseLost)
-		require.NoError(t, testutil.GatherAndCompare(reg, bytes.NewBufferString(`
-# HELP schoolbell_lock_acquire_total Attempts to take a lock, by result: ok, busy, stale, error.
-# TYPE schoolbell_lock_acquire_total counter
-schoolbell_lock_acquire_total{result="busy"} 1
-schoolbell_lock_acquire_total{result="error"} 1
-schoolbell_lock_acquire_total{result="ok"} 1
-schoolbell_lock_acquire_total{result="stale"} 0
-# HELP schoolbell_locks_held Locks that this replica holds.
-# TYPE schoolbell_locks_held gauge
-schoolbell_locks_held 0
-`), "schoolbell_lock_acquire_total", "schoolbell_locks_held"))
-		samples, err := testutil.GatherAndCount(reg, "schoolbell_lease_extend_total", "schoolbell_lease_remaining_seconds")
-		require.NoError(t, err)
-		require.Equal(t, 5, samples)
-
-		_, err = watchdog.New(watchdog.Config{}, "two", m, slog.New(slog.DiscardHandler), reg)
-		require.ErrorContains(t, err, "register metrics")
 	})
 }
 
