@@ -40,11 +40,11 @@ func (db *DB) Cancel(ctx context.Context, notice int64) error {
 		return fmt.Errorf("%s: it has ended: %w", op, school.ErrConflict)
 	}
 	for range cancelSteps {
-		more, err := db.closeOneStep(ctx, op, notice)
+		more, err := db.closeOneStep(ctx, op, notice, true)
 		if err != nil {
 			return err
 		}
-		if !more {
+		if more == nil || !*more {
 			break
 		}
 	}
@@ -81,10 +81,13 @@ func (db *DB) Expire(ctx context.Context, limit int) (int, error) {
 		return len(touched), err
 	}
 	for _, id := range closing {
-		if _, err := db.closeOneStep(ctx, op, id); err != nil {
+		more, err := db.closeOneStep(ctx, op, id, false)
+		if err != nil {
 			return len(touched), err
 		}
-		touched[id] = true
+		if more != nil {
+			touched[id] = true
+		}
 	}
 	return len(touched), nil
 }
@@ -108,9 +111,10 @@ func (db *DB) closeNotice(ctx context.Context, op string, notice int64, why scho
 	return answer, err
 }
 
-func (db *DB) closeOneStep(ctx context.Context, op string, notice int64) (more bool, err error) {
+// closeOneStep says whether there is more to do, nil where it did nothing.
+func (db *DB) closeOneStep(ctx context.Context, op string, notice int64, wait bool) (more *bool, err error) {
 	err = change(ctx, db.dispatch, op, func(c *pgx.Conn) error {
-		return c.QueryRow(ctx, `SELECT schoolbell_close_step($1, $2)`, notice, closeStep).Scan(&more)
+		return c.QueryRow(ctx, `SELECT schoolbell_close_step($1, $2, $3)`, notice, closeStep, wait).Scan(&more)
 	})
 	return more, err
 }

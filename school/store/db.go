@@ -55,7 +55,8 @@ type Config struct {
 	Log        *slog.Logger          // nil: none
 	Registerer prometheus.Registerer // nil: metrics are not registered
 
-	onNotice func(*pgconn.Notice) // what the server says beside its answers; tests read plans
+	onNotice    func(*pgconn.Notice) // what the server says beside its answers; tests read plans
+	listenProbe time.Duration        // silence after which a listening connection is asked for an answer; 20 s
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -83,6 +84,9 @@ func (c Config) withDefaults() (Config, error) {
 		if *d.v < time.Millisecond {
 			return c, fmt.Errorf("store: %s is %s: at least 1ms", d.name, *d.v)
 		}
+	}
+	if c.listenProbe == 0 {
+		c.listenProbe = 20 * time.Second
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

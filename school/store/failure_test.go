@@ -222,7 +222,7 @@ func TestLockIsNotWaitedForLong(t *testing.T) {
 	began := time.Now()
 	err = db.Claim(t.Context(), term, claimOf("batch", page.Work))
 	require.ErrorIs(t, err, school.ErrUnavailable, "a lock that was not got is a definite failure")
-	require.InDelta(t, 2*time.Second, time.Since(began), float64(time.Second))
+	require.Less(t, time.Since(began), 8*time.Second)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Equal(t, "PENDING=10", states(t, address, id))
 	require.NoError(t, db.Claim(t.Context(), term, claimOf("batch", page.Work)))

@@ -15,8 +15,7 @@ import (
 const wakeChannel = "schoolbell_wake"
 
 const (
-	listenProbe    = 20 * time.Second // silence after which the connection is asked for an answer
-	listenAnswer   = 5 * time.Second  // how long it may take
+	listenAnswer   = 5 * time.Second // how long the server may take to say that it is there
 	listenRetryMin = 200 * time.Millisecond
 	listenRetryMax = 5 * time.Second
 )
@@ -37,7 +36,7 @@ func (db *DB) Listen(ctx context.Context, onReady func(), onSchool func(schoolID
 	connConfig(cfg, "listen")
 	wait := listenRetryMin
 	for {
-		heard, err := listenOnce(ctx, cfg, onReady, onSchool)
+		heard, err := listenOnce(ctx, cfg, db.cfg.listenProbe, onReady, onSchool)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -60,7 +59,7 @@ func (db *DB) Listen(ctx context.Context, onReady func(), onSchool func(schoolID
 
 // listenOnce listens on one connection until it breaks; heard says that it had
 // begun.
-func listenOnce(ctx context.Context, cfg *pgx.ConnConfig, onReady func(), onSchool func(string)) (heard bool, err error) {
+func listenOnce(ctx context.Context, cfg *pgx.ConnConfig, probeAfter time.Duration, onReady func(), onSchool func(string)) (heard bool, err error) {
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return false, err
@@ -75,7 +74,7 @@ func listenOnce(ctx context.Context, cfg *pgx.ConnConfig, onReady func(), onScho
 	}
 	onReady()
 	for {
-		waiting, cancel := context.WithTimeout(ctx, listenProbe)
+		waiting, cancel := context.WithTimeout(ctx, probeAfter)
 		n, err := conn.WaitForNotification(waiting)
 		cancel()
 		switch {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"schoolbell/school/store"
 )
 
 func TestListenHearsAndListensAgain(t *testing.T) {
@@ -45,6 +47,44 @@ func TestListenHearsAndListensAgain(t *testing.T) {
 			require.NoError(t, proxy.Reset())
 			require.NoError(t, proxy.Pass())
 		}
+	}
+	cancel()
+	require.NoError(t, <-ended)
+}
+
+// TestListenNoticesAPeerThatVanished: a dead peer says nothing, and neither does
+// a quiet one.
+func TestListenNoticesAPeerThatVanished(t *testing.T) {
+	t.Parallel()
+	url := migrated(t)
+	behind, proxy := through(t, url)
+	db, err := store.Open(t.Context(), store.Config{URL: behind}.ListenProbe(20*time.Millisecond))
+	require.NoError(t, err)
+	t.Cleanup(db.Close)
+	conn := connect(t, url)
+	sessions := func() string {
+		return query(t, conn, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'schoolbell-listen' AND datname = current_database()`)[0][0]
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ready, ended := make(chan struct{}, 10), make(chan error, 1)
+	go func() { ended <- db.Listen(ctx, func() { ready <- struct{}{} }, func(string) {}) }()
+	<-ready
+	// Many probes are answered, and the session stays the one it was.
+	began := query(t, conn, `SELECT clock_timestamp()`)[0][0]
+	require.Eventually(t, func() bool {
+		return query(t, conn, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'schoolbell-listen'
+			AND datname = current_database() AND query_start > $1::timestamptz + interval '200 ms'`, began)[0][0] == "1"
+	}, 20*time.Second, 10*time.Millisecond)
+	require.Empty(t, ready)
+	require.Equal(t, "1", sessions())
+
+	require.NoError(t, proxy.BlackHole())
+	require.Never(t, func() bool { return len(ready) > 0 }, 100*time.Millisecond, 10*time.Millisecond)
+	require.NoError(t, proxy.Pass())
+	select {
+	case <-ready:
+	case <-time.After(30 * time.Second):
+		t.Fatal("never ready again")
 	}
 	cancel()
 	require.NoError(t, <-ended)

@@ -30,21 +30,25 @@ END $$;
 
 -- Writes the closing to the next p_step recipients, in order of seq: those that
 -- were never handed over are SKIPPED, those that wait for a retry fail for good
--- with their last code kept, those of an open batch are left to it. It skips a
--- notice that another works on. The answer is true while there is more to do.
+-- with their last code kept, those of an open batch are left to it. Unless
+-- p_wait, it leaves a notice alone that another works on. The answer is whether
+-- there is more to do, NULL where it did nothing.
 -- +goose StatementBegin
-CREATE FUNCTION schoolbell_close_step(p_notice bigint, p_step integer) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION schoolbell_close_step(p_notice bigint, p_step integer, p_wait boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_now    timestamptz;
     v_notice push_clusters%ROWTYPE;
     v_upto   integer;
     v_failed integer;
 BEGIN
+    IF p_wait THEN
+        PERFORM FROM push_clusters c WHERE c.id = p_notice FOR NO KEY UPDATE;
+    END IF;
     SELECT c.* INTO v_notice FROM push_clusters c
         WHERE c.id = p_notice AND c.ended_at IS NULL AND c.closing IS NOT NULL AND c.closing_seq < c.total_count
         FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN false;
+        RETURN NULL;
     END IF;
     v_now := clock_timestamp();
     v_upto := least(v_notice.total_count, v_notice.closing_seq + p_step);
@@ -65,5 +69,5 @@ END $$;
 -- +goose StatementEnd
 
 -- +goose Down
-DROP FUNCTION schoolbell_close_step(bigint, integer);
+DROP FUNCTION schoolbell_close_step(bigint, integer, boolean);
 DROP FUNCTION schoolbell_close(bigint, text);
