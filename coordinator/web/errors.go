@@ -107,8 +107,8 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	// the client's hands, and the answer with it. So: answer now, and take what
 	// comes for a moment, until the client has seen it.
 	control := http.NewResponseController(w)
-	_ = control.EnableFullDuplex()
-	h.Set("Connection", "close") // what is left of the body must not be taken for a request
+	_ = control.EnableFullDuplex() // the documented way to read after answering
+	h.Set("Connection", "close")   // what is left of the body must not be taken for a request
 	writeJSON(w, e.Status, api.ErrorBody{Error: *e})
 	if r.Header.Get("Expect") == "" { // who waits for leave to send has sent nothing
 		_ = control.Flush()

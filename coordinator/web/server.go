@@ -15,9 +15,10 @@ const maxHeader = 32 << 10
 // for the requests under way, at most Config.StopTimeout, when it cuts them
 // off. A nil error means that every request got its answer. It closes l.
 //
-// There is no deadline for reading a request as a whole: a body's deadline
-// belongs to the one who reads it, since one left standing would end the
-// request while the store works on it.
+// There is no one deadline for reading a request: a notice of a few bytes and an
+// upload of minutes have each their own, set where the request comes in and
+// where its body is read. net/http takes it back at the body's end, so that it
+// does not end a request while the store works on it.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	srv := &http.Server{
 		Handler:           s.handler,

@@ -152,7 +152,6 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) (body []byte, 
 		s.bodies.Release(room)
 		return nil, nil, bodyError(err)
 	}
-	bodyRead(w)
 	return body, func() { s.bodies.Release(room) }, nil
 }
 
@@ -163,12 +162,6 @@ func readAll(r io.Reader, length int64) ([]byte, error) {
 	b.Grow(int(min(max(length, 0), 64<<10)) + bytes.MinRead)
 	_, err := b.ReadFrom(r)
 	return b.Bytes(), err
-}
-
-// bodyRead takes back the deadline of a body that has been read: net/http goes
-// on reading for the client's hang-up, and would take the deadline for one.
-func bodyRead(w http.ResponseWriter) {
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 }
 
 // bodyError tells a body that broke off from one that was too slow or too large.

@@ -82,7 +82,6 @@ func (s *Server) readUpload(sub *submission, w http.ResponseWriter, r *http.Requ
 			return err
 		}
 	}
-	bodyRead(w)
 	if sp.count == 0 {
 		return invalid("recipients", "must name at least one device, in the lines after the first")
 	}
