@@ -19,6 +19,7 @@ type Member struct {
 	Address     string    // where its HTTP API listens, for people
 	Since       time.Time // when it joined, by the registry's clock
 	SchoolsHeld int       // locks held at the last heartbeat
+	Rate        float64   // messages handed over a second, lately, at the last heartbeat
 	Heartbeat   time.Time // by the registry's clock
 }
 
@@ -46,16 +47,17 @@ type Roster struct {
 	cfg      RosterConfig
 	self     Member
 	registry Registry
-	held     func() int
+	load     func() (held int, rate float64)
 	log      *slog.Logger
 
 	mu   sync.Mutex
 	live []string // instance ids, sorted, this one included
 }
 
-// NewRoster returns the Roster of self; held says how many schools it holds. It
+// NewRoster returns the Roster of self; load says how many schools it holds and
+// how many messages a second it hands over. It
 // does nothing before Run.
-func NewRoster(cfg RosterConfig, self Member, registry Registry, held func() int, log *slog.Logger) (*Roster, error) {
+func NewRoster(cfg RosterConfig, self Member, registry Registry, load func() (held int, rate float64), log *slog.Logger) (*Roster, error) {
 	if cfg.Beat == 0 {
 		cfg.Beat = 5 * time.Second
 	}
@@ -67,10 +69,10 @@ func NewRoster(cfg RosterConfig, self Member, registry Registry, held func() int
 		return nil, fmt.Errorf("roster: time to live %s must be at least twice the beat of %s: one lost heartbeat is no death", cfg.TTL, cfg.Beat)
 	case self.Instance == "":
 		return nil, errors.New("roster: instance must not be empty")
-	case registry == nil || held == nil || log == nil:
-		return nil, errors.New("roster: registry, held and log must not be nil")
+	case registry == nil || load == nil || log == nil:
+		return nil, errors.New("roster: registry, load and log must not be nil")
 	}
-	return &Roster{cfg: cfg, self: self, registry: registry, held: held, log: log, live: []string{self.Instance}}, nil
+	return &Roster{cfg: cfg, self: self, registry: registry, load: load, log: log, live: []string{self.Instance}}, nil
 }
 
 // Run puts this replica on the list, keeps it there until ctx ends, takes it off
@@ -120,7 +122,7 @@ func (r *Roster) Members(ctx context.Context) ([]Member, error) {
 func (r *Roster) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Beat)
 	defer cancel()
-	r.self.SchoolsHeld = r.held()
+	r.self.SchoolsHeld, r.self.Rate = r.load()
 	now, err := r.registry.Beat(ctx, r.self, r.cfg.TTL)
 	if err != nil {
 		return fmt.Errorf("write heartbeat: %w", err)

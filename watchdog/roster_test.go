@@ -16,7 +16,7 @@ import (
 func newRoster(t *testing.T, instance string, held int, r watchdog.Registry) *watchdog.Roster {
 	t.Helper()
 	roster, err := watchdog.NewRoster(watchdog.RosterConfig{}, watchdog.Member{Instance: instance, Version: "v1", Address: ":8080"},
-		r, func() int { return held }, slog.New(slog.DiscardHandler))
+		r, func() (int, float64) { return held, 12.5 }, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	return roster
 }
@@ -47,6 +47,7 @@ func TestRosterListsWhoLives(t *testing.T) {
 		require.Len(t, members, 2)
 		require.Equal(t, "one", members[0].Instance)
 		require.Equal(t, 3, members[0].SchoolsHeld)
+		require.InDelta(t, 12.5, members[0].Rate, 0)
 		require.Equal(t, start, members[0].Since)
 		require.True(t, members[0].Heartbeat.After(start))
 
@@ -95,7 +96,7 @@ func TestKilledReplicaLeavesTheListWithItsHeartbeat(t *testing.T) {
 }
 
 func TestRosterSettingsAreChecked(t *testing.T) {
-	m, log, held := watchdogtest.NewMemory(), slog.New(slog.DiscardHandler), func() int { return 0 }
+	m, log, held := watchdogtest.NewMemory(), slog.New(slog.DiscardHandler), func() (int, float64) { return 0, 0 }
 	_, err := watchdog.NewRoster(watchdog.RosterConfig{Beat: 5 * time.Second, TTL: 6 * time.Second}, watchdog.Member{Instance: "one"}, m, held, log)
 	require.ErrorContains(t, err, "at least twice the beat")
 	_, err = watchdog.NewRoster(watchdog.RosterConfig{}, watchdog.Member{}, m, held, log)

@@ -30,7 +30,7 @@ func (c cluster) Replicas(ctx context.Context) ([]web.Replica, error) {
 	for i, m := range members {
 		all[i] = web.Replica{
 			Instance: m.Instance, Version: m.Version, Address: m.Address, Since: m.Since,
-			SchoolsHeld: m.SchoolsHeld, Self: m.Instance == c.self,
+			SchoolsHeld: m.SchoolsHeld, RatePerSecond: m.Rate, Self: m.Instance == c.self,
 		}
 	}
 	return all, nil

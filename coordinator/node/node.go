@@ -59,6 +59,7 @@ type Node struct {
 	listener net.Listener
 	web      *web.Server
 	coord    *coordinator.Coordinator
+	keeper   *watchdog.Keeper
 	roster   *watchdog.Roster
 	wakes    *redislease.Wakes
 	db       *store.DB
@@ -116,13 +117,13 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	client := newRedis(where)
 	n.cleanup.add("redis", client.Close)
 
-	keeper, err := watchdog.New(watchdog.Config{ProgressWithin: max(30*time.Second, 2*longestBatch(s))},
+	n.keeper, err = watchdog.New(watchdog.Config{ProgressWithin: max(30*time.Second, 2*longestBatch(s))},
 		s.InstanceID, redislease.NewLocks(locks, keys), n.log, reg)
 	if err != nil {
 		return nil, err
 	}
 	self := watchdog.Member{Instance: s.InstanceID, Version: d.Version.Version, Address: n.Addr()}
-	if n.roster, err = watchdog.NewRoster(watchdog.RosterConfig{}, self, redislease.NewRegistry(client, keys), keeper.Held, n.log); err != nil {
+	if n.roster, err = watchdog.NewRoster(watchdog.RosterConfig{}, self, redislease.NewRegistry(client, keys), n.load, n.log); err != nil {
 		return nil, err
 	}
 	n.wakes = redislease.NewWakes(client, keys, n.log)
@@ -146,7 +147,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		Retry:         school.RetryPolicy{Max: s.Retry.Max, Base: s.Retry.Base},
 		DefaultSender: s.DefaultSender,
 	}, coordinator.Deps{
-		Queue: n.db, Budget: budget, Holder: holder{keeper}, Members: n.roster, Peers: n.wakes,
+		Queue: n.db, Budget: budget, Holder: holder{n.keeper}, Members: n.roster, Peers: n.wakes,
 		Lanes: senders, Log: n.log, Registerer: reg,
 	})
 	if err != nil {
@@ -273,6 +274,14 @@ func (n *Node) Run(ctx context.Context) error {
 	err = errors.Join(err, n.cleanup.run(n.log))
 	n.log.Info("replica has stopped", "event", "replica_stopped")
 	return err
+}
+
+// load is what the roster shows of this replica.
+func (n *Node) load() (held int, rate float64) {
+	for _, l := range n.coord.Lanes() {
+		rate += l.Rate
+	}
+	return n.keeper.Held(), rate
 }
 
 // longestBatch is B of the slowest sender.

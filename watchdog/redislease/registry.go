@@ -42,7 +42,7 @@ func (r *Registry) Beat(ctx context.Context, m watchdog.Member, ttl time.Duratio
 	if _, err := r.client.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		p.HSet(ctx, key,
 			"since", since.UTC().Format(time.RFC3339Nano), "version", m.Version, "address", m.Address,
-			"schools_held", m.SchoolsHeld, "heartbeat_at", now.UTC().Format(time.RFC3339Nano))
+			"schools_held", m.SchoolsHeld, "rate_per_second", strconv.FormatFloat(m.Rate, 'f', 1, 64), "heartbeat_at", now.UTC().Format(time.RFC3339Nano))
 		p.PExpire(ctx, key, ttl)
 		return nil
 	}); err != nil {
@@ -110,5 +110,6 @@ func memberOf(instance string, fields map[string]string) watchdog.Member {
 	m.Since, _ = time.Parse(time.RFC3339Nano, fields["since"])
 	m.Heartbeat, _ = time.Parse(time.RFC3339Nano, fields["heartbeat_at"])
 	m.SchoolsHeld, _ = strconv.Atoi(fields["schools_held"])
+	m.Rate, _ = strconv.ParseFloat(fields["rate_per_second"], 64)
 	return m
 }

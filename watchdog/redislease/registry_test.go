@@ -40,7 +40,7 @@ func TestRosterInRedis(t *testing.T) {
 	s := startServer(t)
 	start := func(instance string) (*watchdog.Roster, func()) {
 		r, err := watchdog.NewRoster(watchdog.RosterConfig{Beat: 50 * time.Millisecond, TTL: time.Second}, watchdog.Member{Instance: instance},
-			redislease.NewRegistry(s.connect("redis://"+s.proxy.Addr()), s.keys), func() int { return 0 }, slog.New(slog.DiscardHandler))
+			redislease.NewRegistry(s.connect("redis://"+s.proxy.Addr()), s.keys), func() (int, float64) { return 0, 0 }, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)

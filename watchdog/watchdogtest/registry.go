@@ -28,7 +28,7 @@ func TestRegistry(t *testing.T, ttl time.Duration, run func(t *testing.T, test f
 	t.Run("members", func(t *testing.T) {
 		run(t, func(t *testing.T, r watchdog.Registry, forget func()) {
 			require.Empty(t, list(t, r))
-			one := watchdog.Member{Instance: "one", Version: "v1.2.3", Address: "10.0.0.7:8080", SchoolsHeld: 3}
+			one := watchdog.Member{Instance: "one", Version: "v1.2.3", Address: "10.0.0.7:8080", SchoolsHeld: 3, Rate: 12.5}
 			joined, err := r.Beat(t.Context(), one, time.Hour)
 			require.NoError(t, err)
 			require.WithinDuration(t, time.Now(), joined, time.Minute)
