@@ -226,6 +226,8 @@ func TestTicketsAreGivenFirstComeFirstServed(t *testing.T) {
 			require.False(t, l.await(t.Context(), id, 200), "it has its ticket")
 			leave, ok = l.enter(id, 200)
 			require.True(t, ok)
+			_, ok = l.enter(id, 1)
+			require.False(t, ok, "a ticket is good for one batch")
 			leave()
 		}
 		require.Zero(t, l.room.InUse())
