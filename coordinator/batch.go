@@ -295,7 +295,7 @@ func (t *turn) withdraw(ctx context.Context, c school.Claim) error {
 func (t *turn) send(ctx context.Context, c school.Claim) []sender.Result {
 	ctx, cancel := detached(ctx, t.lane.sender.Longest())
 	defer cancel()
-	b := sender.Batch{ID: c.Batch, School: t.school, Fence: t.term.Fence}
+	b := sender.Batch{ID: c.Batch, School: t.school, Fence: t.term.Fence, Gate: t.lease.Check}
 	for i := range c.Work {
 		w := &c.Work[i]
 		if !w.Sendable() {

@@ -68,4 +68,12 @@ type Batch struct {
 	Fence       int64 // the fencing number it was claimed under (R13)
 	Messages    []Message
 	TraceParent string // W3C trace context, empty for none
+
+	// Gate says whether a message may still leave; nil is always open. A sender
+	// that hands the messages over one by one asks before each of them, at the
+	// last moment that it can: an error means that this message and those
+	// behind it are NotSent. It must be cheap and may be called from many
+	// goroutines. The caller asks it itself right before the call, so a sender
+	// whose batch is one request need not.
+	Gate func() error
 }

@@ -32,7 +32,9 @@ const (
 	// Misconfigured: the receiver does not accept this sender (credentials,
 	// project, URL). It stops the sender and uses up nobody's retries.
 	Misconfigured
-	// NotSent: no part of the message left this process.
+	// NotSent: no part of the message left this process, or the transport's
+	// protocol guarantees that the receiver never looked at it (an HTTP/2
+	// stream that was refused).
 	NotSent
 	// Unknown: it left, or may have left, and nobody said what became of it.
 	Unknown
@@ -124,6 +126,7 @@ const (
 	CodePanic           = "SENDER_PANIC"     // our own code failed in the call
 	CodeOverrun         = "CALL_OVERRUN"     // the call did not end by its deadline
 	CodeClosed          = "SENDER_CLOSED"    // the sender is shut down
+	CodeGateClosed      = "GATE_CLOSED"      // the batch's gate let nothing leave any more
 )
 
 // MaxRetryAfter is how far a receiver's Retry-After is believed (R33).
