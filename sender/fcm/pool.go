@@ -1,0 +1,266 @@
+package fcm
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// settleTime is how long a fresh connection carries one request only. Until
+	// the receiver has said how many streams it takes, net/http assumes 100;
+	// more requests than it does take would wait for each other for good. The
+	// word comes with the handshake's answer.
+	settleTime = 100 * time.Millisecond
+
+	// dialPause is how long a failed dial speaks for the next ones.
+	dialPause = 250 * time.Millisecond
+
+	// recheck is how often those who wait look for room by themselves: not all
+	// that makes room tells.
+	recheck = 50 * time.Millisecond
+)
+
+var errPoolClosed = errors.New("fcm: the sender is closed")
+
+// pool keeps the HTTP/2 connections to one receiver, as few as carry what is in
+// flight: the first that has room takes the next request, and another is made
+// only when none has, one at a time. It sends a request on one connection, once.
+//
+// net/http's own pool dials once a waiting request (50 dials to use one
+// connection) and repeats requests by its own judgement.
+type pool struct {
+	dial    func(context.Context) (*http.ClientConn, error)
+	metrics *metrics
+
+	waiters atomic.Int32  // length of queue, for the hooks of connections
+	kick    chan struct{} // capacity 1: something changed
+	stop    context.CancelFunc
+	running sync.WaitGroup // the loop and a dial
+
+	mu      sync.Mutex
+	links   []*link
+	queue   []*waiter // first come, first served
+	dialing bool
+	failed  error // of the last dial, until
+	until   time.Time
+	closed  bool
+}
+
+// link is one connection.
+type link struct {
+	conn    *http.ClientConn
+	born    time.Time
+	used    bool // by its first request
+	settled bool
+}
+
+type waiter struct{ got chan grant } // capacity 1
+type grant struct {
+	link *link
+	err  error
+}
+
+func newPool(dial func(context.Context) (*http.ClientConn, error), m *metrics) *pool {
+	ctx, stop := context.WithCancel(context.Background())
+	p := &pool{dial: dial, metrics: m, kick: make(chan struct{}, 1), stop: stop}
+	p.running.Go(func() { p.run(ctx) })
+	return p
+}
+
+// RoundTrip implements http.RoundTripper. It waits for room as long as the
+// request's context lets it.
+func (p *pool) RoundTrip(req *http.Request) (*http.Response, error) {
+	l, err := p.take(req.Context())
+	if err != nil {
+		_ = req.Body.Close()
+		return nil, err
+	}
+	resp, err := l.conn.RoundTrip(req)
+	p.answered(l)
+	return resp, err
+}
+
+// take reserves room for one request.
+func (p *pool) take(ctx context.Context) (*link, error) {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil, errPoolClosed
+	}
+	if len(p.queue) == 0 {
+		if l := p.reserve(); l != nil {
+			p.mu.Unlock()
+			return l, nil
+		}
+	}
+	if len(p.links) == 0 && p.failed != nil && time.Now().Before(p.until) {
+		defer p.mu.Unlock()
+		return nil, p.failed
+	}
+	w := &waiter{got: make(chan grant, 1)}
+	p.queue = append(p.queue, w)
+	p.waiters.Store(int32(len(p.queue)))
+	p.mu.Unlock()
+	p.wake()
+
+	select {
+	case g := <-w.got:
+		return g.link, g.err
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := slices.Index(p.queue, w); i >= 0 {
+		p.queue = slices.Delete(p.queue, i, i+1)
+		p.waiters.Store(int32(len(p.queue)))
+		return nil, context.Cause(ctx)
+	}
+	if g := <-w.got; g.link != nil { // served at the same moment
+		g.link.conn.Release()
+		defer p.wake()
+	}
+	return nil, context.Cause(ctx)
+}
+
+// reserve finds a connection with room. The caller holds mu.
+func (p *pool) reserve() *link {
+	for _, l := range p.links {
+		if !l.settled && l.used && time.Since(l.born) < settleTime {
+			continue
+		}
+		if l.conn.Reserve() == nil {
+			l.used = true
+			return l
+		}
+	}
+	return nil
+}
+
+// answered notes that the connection's first request is through, which the
+// receiver's settings were ahead of.
+func (p *pool) answered(l *link) {
+	p.mu.Lock()
+	fresh := !l.settled
+	l.settled = true
+	p.mu.Unlock()
+	if fresh {
+		p.wake()
+	}
+}
+
+// wake has the loop look again. It is called from within net/http, too, and
+// never blocks.
+func (p *pool) wake() {
+	select {
+	case p.kick <- struct{}{}:
+	default:
+	}
+}
+
+// run serves those who wait, until ctx ends.
+func (p *pool) run(ctx context.Context) {
+	look := time.NewTimer(0)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.kick:
+		case <-look.C:
+		}
+		if p.serve(ctx) {
+			look.Reset(recheck)
+		} else {
+			look.Stop()
+		}
+	}
+}
+
+// serve gives room to those who wait, in their order, and begins a dial where
+// there is none. It reports whether somebody still waits.
+func (p *pool) serve(ctx context.Context) (waiting bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.links = slices.DeleteFunc(p.links, func(l *link) bool { return l.conn.Err() != nil })
+	p.metrics.connections.Set(float64(len(p.links)))
+	for len(p.queue) > 0 {
+		l := p.reserve()
+		if l == nil {
+			break
+		}
+		p.queue[0].got <- grant{link: l}
+		p.queue = p.queue[1:]
+	}
+	p.waiters.Store(int32(len(p.queue)))
+	if len(p.queue) == 0 {
+		return false
+	}
+	now := time.Now()
+	settling := slices.ContainsFunc(p.links, func(l *link) bool { return !l.settled && now.Sub(l.born) < settleTime })
+	if !p.dialing && !settling && !now.Before(p.until) {
+		p.dialing = true
+		p.running.Go(func() { p.connect(ctx) })
+	}
+	return true
+}
+
+// connect makes one more connection. Where it fails and there is no other, all
+// who wait are told; otherwise they go on waiting for room.
+func (p *pool) connect(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	p.metrics.dials.Inc()
+	conn, err := p.dial(ctx)
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer p.wake()
+	p.dialing = false
+	switch {
+	case err == nil && p.closed:
+		_ = conn.Close()
+	case err == nil:
+		p.failed, p.until = nil, time.Time{}
+		p.links = append(p.links, &link{conn: conn, born: time.Now()})
+		conn.SetStateHook(func(conn *http.ClientConn) {
+			if p.waiters.Load() > 0 || conn.Err() != nil {
+				p.wake()
+			}
+		})
+	default:
+		p.failed, p.until = err, time.Now().Add(dialPause)
+		if len(p.links) == 0 {
+			p.dismiss(err)
+		}
+	}
+}
+
+// dismiss tells all who wait. The caller holds mu.
+func (p *pool) dismiss(err error) {
+	for _, w := range p.queue {
+		w.got <- grant{err: err}
+	}
+	p.queue = nil
+	p.waiters.Store(0)
+}
+
+// close ends all connections, and with them what is still on them.
+func (p *pool) close() {
+	p.mu.Lock()
+	p.closed = true
+	links := p.links
+	p.links = nil
+	p.dismiss(errPoolClosed)
+	p.metrics.connections.Set(0)
+	p.mu.Unlock()
+	p.stop()
+	for _, l := range links {
+		_ = l.conn.Close() // it is gone either way
+	}
+	p.running.Wait()
+}
