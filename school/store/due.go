@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -69,4 +70,28 @@ func (db *DB) Due(ctx context.Context, horizon time.Duration) ([]school.Due, err
 		return nil, readError("due schools", err)
 	}
 	return due, nil
+}
+
+const hasWorkSQL = `
+SELECT NOT t.paused AND (
+	EXISTS (SELECT FROM push_clusters c
+		WHERE c.school_id = $1 AND c.ended_at IS NULL AND c.closing IS NULL AND c.due_at <= statement_timestamp()
+			AND c.frontier < c.total_count AND (c.expires_at IS NULL OR c.expires_at > statement_timestamp()))
+	OR EXISTS (SELECT FROM push_cluster_tokens r
+		WHERE r.school_id = $1 AND r.retry_after IS NOT NULL AND r.retry_after <= statement_timestamp())
+	OR EXISTS (SELECT FROM push_batches b
+		WHERE b.school_id = $1 AND b.settled_at IS NULL AND b.send_deadline <= statement_timestamp()))
+FROM school_terms t JOIN schools s ON s.id = t.school_id WHERE t.school_id = $1`
+
+// HasWork reports whether Due would list the school as due now. A school that is
+// not there has none. school.ErrUnavailable.
+func (db *DB) HasWork(ctx context.Context, schoolID string) (has bool, err error) {
+	err = db.dispatch.QueryRow(ctx, hasWorkSQL, schoolID).Scan(&has)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	if err != nil {
+		return false, readError("work of school "+schoolID, err)
+	}
+	return has, nil
 }

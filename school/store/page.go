@@ -27,7 +27,7 @@ WITH off AS MATERIALIZED (
 	SELECT EXISTS (SELECT FROM devices d WHERE d.school_id = $1 AND NOT d.enabled AND d.retired_at IS NULL) AS used
 ), again AS MATERIALIZED (
 	SELECT t.cluster_id, t.seq, t.job_status, t.attempts, t.retry_count, t.orphan_count, t.requeued, t.enabled,
-		t.badge, t.data, t.token, t.retry_after
+		t.badge, t.data, t.token, t.retry_after, t.reason
 	FROM push_cluster_tokens t JOIN push_clusters c ON c.id = t.cluster_id
 	WHERE t.school_id = $1 AND t.retry_after IS NOT NULL AND t.retry_after <= statement_timestamp()
 		AND c.ended_at IS NULL AND c.closing IS NULL AND (c.expires_at IS NULL OR c.expires_at > statement_timestamp())
@@ -51,21 +51,22 @@ WITH off AS MATERIALIZED (
 	WHERE n.ahead < $2
 )
 SELECT 0 AS part, 0 AS place, c.id AS cluster_id, 0 AS seq, '' AS job_status, 0 AS attempts, 0 AS retry_count, 0 AS orphan_count,
-	0 AS requeued, false AS off, NULL::integer AS badge, NULL::text AS token, NULL::jsonb AS data,
+	0 AS requeued, false AS off, false AS uncertain, NULL::integer AS badge, NULL::text AS token, NULL::jsonb AS data,
 	jsonb_build_object('title', c.title, 'body', c.body, 'data', c.data, 'image', c.image, 'link', c.link,
 		'priority', c.priority, 'delivery', c.delivery, 'scheduled_at', c.scheduled_at, 'expires_at', c.expires_at,
-		'traceparent', c.traceparent) AS notice
+		'traceparent', c.traceparent,
+		'due_for_us', (extract(epoch FROM statement_timestamp() - c.due_at) * 1000000)::bigint) AS notice
 	FROM (SELECT cluster_id FROM again UNION SELECT id FROM turn WHERE ahead < $2) n JOIN push_clusters c ON c.id = n.cluster_id
 UNION ALL
 SELECT 1, row_number() OVER (ORDER BY a.retry_after, a.cluster_id, a.seq), a.cluster_id, a.seq, a.job_status, a.attempts, a.retry_count, a.orphan_count, a.requeued,
 	a.enabled IS FALSE OR ((SELECT used FROM off) AND EXISTS (SELECT FROM devices d WHERE d.school_id = $1
 		AND d.token_sha = sha256(convert_to(a.token, 'UTF8')) AND NOT d.enabled AND d.retired_at IS NULL)),
-	a.badge, a.token, a.data, NULL FROM again a
+	a.reason IS NOT DISTINCT FROM 'OUTCOME_UNKNOWN', a.badge, a.token, a.data, NULL FROM again a
 UNION ALL
 SELECT 2, f.place, f.cluster_id, f.seq, f.job_status, f.attempts, f.retry_count, f.orphan_count, f.requeued,
 	f.enabled IS FALSE OR ((SELECT used FROM off) AND EXISTS (SELECT FROM devices d WHERE d.school_id = $1
 		AND d.token_sha = sha256(convert_to(f.token, 'UTF8')) AND NOT d.enabled AND d.retired_at IS NULL)),
-	f.badge, f.token, f.data, NULL FROM first f`
+	false, f.badge, f.token, f.data, NULL FROM first f`
 
 // nextDueSQL finds the earliest later work of a school, by one probe of an index
 // for retries and one a priority for notices.
@@ -99,6 +100,7 @@ type noticeJSON struct {
 	ScheduledAt *time.Time        `json:"scheduled_at"`
 	ExpiresAt   *time.Time        `json:"expires_at"`
 	TraceParent string            `json:"traceparent"`
+	DueFor      int64             `json:"due_for_us"`
 }
 
 type pageRow struct {
@@ -158,7 +160,7 @@ func readPage(results pgx.BatchResults, schoolID string, limit int) (school.Page
 			notice []byte
 		)
 		if err := rows.Scan(&r.part, &r.place, &r.notice, &r.work.Seq, &status, &r.work.Standing.Attempts, &r.work.Standing.Retries,
-			&r.work.Standing.Orphanings, &r.work.Requeued, &off, &badge, &token, &data, &notice); err != nil {
+			&r.work.Standing.Orphanings, &r.work.Requeued, &off, &r.work.Uncertain, &badge, &token, &data, &notice); err != nil {
 			rows.Close()
 			return school.Page{}, err
 		}
@@ -251,5 +253,6 @@ func readNotice(id int64, schoolID string, text []byte) (*school.Notice, error) 
 		ScheduledAt: orZero(n.ScheduledAt),
 		ExpiresAt:   orZero(n.ExpiresAt),
 		TraceParent: n.TraceParent,
+		DueFor:      max(0, micros(n.DueFor)),
 	}, nil
 }

@@ -223,7 +223,12 @@ var recordTests = []test{
 			require.Equal(w.t, "IN_PROGRESS=10 PENDING=10", w.states(id), name)
 			require.Equal(w.t, [][]string{{"2"}}, w.Query(w.t, `SELECT count(*) FROM push_batches WHERE settled_at IS NULL`), name)
 		}
-		r := w.recordOf(term, c, all(school.Accepted))
+		// Where nothing was accepted, no count by range finds a stranger.
+		r := w.recordOf(term, c, all(school.Rejected))
+		r.Results[0].Notice, r.Results[0].Seq = foreign.Work[0].Notice.ID, foreign.Work[0].Seq
+		require.Error(w.t, w.Store.Record(w.ctx(), r))
+		require.Equal(w.t, "IN_PROGRESS=10 PENDING=10", w.states(id))
+		r = w.recordOf(term, c, all(school.Accepted))
 		r.Batch = "never-committed"
 		require.ErrorIs(w.t, w.Store.Record(w.ctx(), r), school.ErrNotFound)
 		w.record(term, c, all(school.Accepted))

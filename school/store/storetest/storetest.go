@@ -28,6 +28,7 @@ type Store interface {
 	Accept(ctx context.Context, n *school.Notice, total int, recipients iter.Seq2[school.NewRecipient, error]) (school.Receipt, error)
 
 	Due(ctx context.Context, horizon time.Duration) ([]school.Due, error)
+	HasWork(ctx context.Context, schoolID string) (bool, error)
 	OpenTerm(ctx context.Context, schoolID, acquisition, owner string) (school.Term, error)
 	Takeover(ctx context.Context, t school.Term, policy school.RetryPolicy) (school.Orphans, error)
 	Page(ctx context.Context, t school.Term, limit int) (school.Page, error)
@@ -35,6 +36,7 @@ type Store interface {
 	Skip(ctx context.Context, t school.Term, work []school.Work) error
 	Withdraw(ctx context.Context, t school.Term, batch string) error
 	Record(ctx context.Context, r school.BatchRecord) error
+	Confirm(ctx context.Context, t school.Term, confirmed []school.Recorded) error
 	Expire(ctx context.Context, limit int) (int, error)
 	Sweep(ctx context.Context) (stranded int, err error)
 
@@ -72,7 +74,7 @@ type Instance struct {
 
 // Run runs the suite on instances that open makes, one for each test.
 func Run(t *testing.T, open func(t *testing.T) *Instance) {
-	for _, group := range [][]test{acceptTests, pageTests, claimTests, recordTests, takeoverTests, closingTests, schoolTests, historyTests} {
+	for _, group := range [][]test{acceptTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, schoolTests, historyTests} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()

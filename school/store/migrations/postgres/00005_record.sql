@@ -61,7 +61,7 @@ BEGIN
         WITH moved AS (
             UPDATE push_cluster_tokens t SET
                 job_status = CASE WHEN x.status = 'RETRY_PENDING' AND c.closing IS NOT NULL THEN 'PERMANENT_FAIL' ELSE x.status END,
-                reason = CASE WHEN x.status = 'RETRY_PENDING' THEN c.closing ELSE x.reason END,
+                reason = CASE WHEN x.status = 'RETRY_PENDING' THEN coalesce(c.closing, x.reason) ELSE x.reason END,
                 retry_after = CASE WHEN x.status = 'RETRY_PENDING' AND c.closing IS NULL THEN v_now + x.retry_in_us * interval '1 microsecond' END,
                 attempts = x.attempts, retry_count = x.retries, orphan_count = x.orphans,
                 error_code = x.code, processed_at = v_now
@@ -174,7 +174,7 @@ BEGIN
                 job_status = CASE WHEN c.delivery = 'at_most_once' OR t.orphan_count + 1 >= p_max_orphanings OR c.closing IS NOT NULL
                                   THEN 'PERMANENT_FAIL' ELSE 'RETRY_PENDING' END,
                 reason = CASE WHEN c.delivery = 'at_most_once' OR t.orphan_count + 1 >= p_max_orphanings
-                              THEN 'OUTCOME_UNKNOWN' ELSE c.closing END,
+                              THEN 'OUTCOME_UNKNOWN' ELSE coalesce(c.closing, 'OUTCOME_UNKNOWN') END,
                 retry_after = CASE WHEN c.delivery = 'at_most_once' OR t.orphan_count + 1 >= p_max_orphanings OR c.closing IS NOT NULL
                                    THEN NULL ELSE v_now END
                 FROM push_batch_ranges r JOIN push_clusters c ON c.id = r.cluster_id
@@ -195,7 +195,45 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
+-- Writes what the receiver took, by its own word, of the recipients whose last
+-- outcome was unknown. It is no attempt. Whoever has moved meanwhile is left.
+-- +goose StatementBegin
+CREATE FUNCTION schoolbell_confirm(p_school text, p_fence bigint, p_acquisition text,
+    p_notice bigint[], p_seq integer[], p_attempts integer[])
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_now     timestamptz;
+    v_notices bigint[];
+    v_source  text[];
+    v_target  text[];
+    v_counts  integer[];
+BEGIN
+    PERFORM FROM school_terms t
+        WHERE t.school_id = p_school AND t.fence = p_fence AND t.acquisition = p_acquisition FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'a newer term holds the school' USING ERRCODE = 'SB001';
+    END IF;
+    v_now := clock_timestamp();
+    PERFORM FROM push_clusters c WHERE c.id = ANY (p_notice) ORDER BY c.id FOR NO KEY UPDATE;
+    WITH moved AS (
+        UPDATE push_cluster_tokens t SET
+            job_status = 'SUCCESS', retry_after = NULL, error_code = NULL, reason = NULL, processed_at = v_now
+            FROM unnest(p_notice, p_seq, p_attempts) AS x(notice, seq, attempts)
+            WHERE t.cluster_id = x.notice AND t.seq = x.seq AND t.attempts = x.attempts AND t.school_id = p_school
+              AND t.job_status = 'RETRY_PENDING' AND t.retry_after IS NOT NULL
+            RETURNING t.cluster_id, t.attempts
+    ), counted AS (
+        SELECT m.cluster_id, schoolbell_counter('SUCCESS', m.attempts, NULL) AS target, count(*)::integer AS n
+        FROM moved m GROUP BY 1, 2
+    )
+    SELECT array_agg(k.cluster_id), array_agg('retry_pending'::text), array_agg(k.target), array_agg(k.n)
+        INTO v_notices, v_source, v_target, v_counts FROM counted k;
+    PERFORM schoolbell_move(v_now, v_notices, v_source, v_target, v_counts);
+END $$;
+-- +goose StatementEnd
+
 -- +goose Down
+DROP FUNCTION schoolbell_confirm(text, bigint, text, bigint[], integer[], integer[]);
 DROP FUNCTION schoolbell_takeover(text, bigint, text, text, integer);
 DROP FUNCTION schoolbell_record(text, text, text, bigint, bigint, boolean, bigint, bigint[], integer[],
     bigint[], integer[], text[], integer[], integer[], integer[], bigint[], text[], text[], boolean[]);
