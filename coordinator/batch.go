@@ -304,6 +304,10 @@ func (t *turn) send(ctx context.Context, c school.Claim) []sender.Result {
 		if b.TraceParent == "" {
 			b.TraceParent = w.Notice.TraceParent
 		}
+		if t.fresh[w.Notice.ID] {
+			delete(t.fresh, w.Notice.ID)
+			t.c.metrics.firstSendLag.Observe((w.Notice.DueFor + time.Since(t.looked)).Seconds())
+		}
 		b.Messages = append(b.Messages, sender.Message{
 			ID: school.MessageID(w.Notice.ID, w.Seq), Notice: strconv.FormatInt(w.Notice.ID, 10), Token: w.Token,
 			Content: t.content(w.Notice).WithData(w.Data), Badge: w.Badge,

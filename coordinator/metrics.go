@@ -7,15 +7,16 @@ import (
 )
 
 type metrics struct {
-	read      prometheus.Counter
-	results   *prometheus.CounterVec
-	skipped   *prometheus.CounterVec
-	cycles    prometheus.Counter
-	resumeLag prometheus.Histogram
-	record    prometheus.Histogram
-	fenced    prometheus.Counter
-	orphaned  prometheus.Counter
-	stopped   *prometheus.GaugeVec
+	read         prometheus.Counter
+	results      *prometheus.CounterVec
+	skipped      *prometheus.CounterVec
+	cycles       prometheus.Counter
+	resumeLag    prometheus.Histogram
+	firstSendLag prometheus.Histogram
+	record       prometheus.Histogram
+	fenced       prometheus.Counter
+	orphaned     prometheus.Counter
+	stopped      *prometheus.GaugeVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -31,6 +32,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Cycles opened after a rest."}),
 		resumeLag: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "schoolbell_resume_lag_seconds",
 			Help: "From the end of a rest to the reservation that opens the next cycle.", Buckets: lag}),
+		firstSendLag: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "schoolbell_first_send_lag_seconds",
+			Help: "From a notice's commit, or the time it was scheduled for, to the start of its first send; a rest or a wait for a slot in between counts.", Buckets: lag}),
 		record: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "schoolbell_record_duration_seconds",
 			Help: "From a batch's results to their record, tries included.", Buckets: lag}),
 		fenced: prometheus.NewCounter(prometheus.CounterOpts{Name: "schoolbell_claims_fenced_total",
@@ -41,7 +44,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "1 while this replica's sender is stopped because its receiver does not let it in."}, []string{"sender"}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.read, m.results, m.skipped, m.cycles, m.resumeLag, m.record, m.fenced, m.orphaned, m.stopped)
+		reg.MustRegister(m.read, m.results, m.skipped, m.cycles, m.resumeLag, m.firstSendLag, m.record, m.fenced, m.orphaned, m.stopped)
 	}
 	return m
 }

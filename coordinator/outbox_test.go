@@ -154,6 +154,13 @@ func (s *schoolRow) ledger() school.Ledger {
 	return l
 }
 
+// fence is the school's newest.
+func (o *outbox) fence(schoolID string) int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.schools[schoolID].fence
+}
+
 // unsettled is how many batches of the school are open.
 func (o *outbox) unsettled(schoolID string) int {
 	o.mu.Lock()
@@ -222,6 +229,53 @@ func (o *outbox) Due(ctx context.Context, horizon time.Duration) ([]school.Due, 
 	}
 	slices.SortFunc(due, func(a, b school.Due) int { return cmp.Compare(a.School, b.School) })
 	return due, nil
+}
+
+func (o *outbox) HasWork(ctx context.Context, schoolID string) (bool, error) {
+	if err := o.script.enter(ctx, "has work", schoolID, ""); err != nil {
+		return false, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	row := o.schools[schoolID]
+	if row == nil || row.settings.Paused {
+		return false, nil
+	}
+	now := time.Now()
+	for _, n := range row.notices {
+		if n.frontier < len(n.recipients) && !n.from().After(now) {
+			return true, nil
+		}
+		for _, r := range n.recipients {
+			if r.batch == "" && r.State == school.RetryPending && !r.due.After(now) {
+				return true, nil
+			}
+		}
+	}
+	for _, b := range row.open() {
+		if !b.deadline.After(now) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func (o *outbox) Confirm(ctx context.Context, t school.Term, confirmed []school.Recorded) error {
+	if err := o.script.enter(ctx, "confirm", t.School, ""); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := o.fenced(t); err != nil {
+		return err
+	}
+	for _, c := range confirmed {
+		r := o.find(c.Notice).recipients[c.Seq-1]
+		if r.State == school.RetryPending && r.batch == "" && r.Attempts == c.Change.Attempts {
+			covered{notice: o.find(c.Notice), seq: c.Seq}.write(c.Change, time.Now())
+		}
+	}
+	return nil
 }
 
 // from is when first attempts of the notice may begin.
@@ -325,7 +379,7 @@ func (o *outbox) Page(ctx context.Context, t school.Term, limit int) (school.Pag
 			return
 		}
 		r := n.recipients[seq-1]
-		w := school.Work{Notice: n.notice, Seq: seq, Kind: kind, Token: secretToken, Standing: r.Standing}
+		w := school.Work{Notice: n.notice, Seq: seq, Kind: kind, Token: secretToken, Standing: r.Standing, Uncertain: r.State == school.RetryPending && r.reason == school.OutcomeUnknown}
 		if r.disabled {
 			w.Skip = school.Disabled
 		}

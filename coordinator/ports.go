@@ -23,6 +23,9 @@ type Queue interface {
 	// those whose earliest work comes within horizon. Paused schools are left out.
 	Due(ctx context.Context, horizon time.Duration) ([]school.Due, error)
 
+	// HasWork reports whether Due would list the school as due now.
+	HasWork(ctx context.Context, schoolID string) (bool, error)
+
 	// OpenTerm raises the school's fence by one and makes (acquisition, owner)
 	// its holder. From its return on, no claim of an older fence commits.
 	// school.ErrNotFound for an unknown school.
@@ -53,6 +56,10 @@ type Queue interface {
 	// Record settles a batch with its outcomes. Done already by this owner: no
 	// error. school.ErrTakenOver: a newer owner settled it, the results are void.
 	Record(ctx context.Context, r school.BatchRecord) error
+
+	// Confirm writes recipients that wait for a retry as decided by
+	// school.Confirm. What has moved meanwhile is left. school.ErrFenced.
+	Confirm(ctx context.Context, t school.Term, confirmed []school.Recorded) error
 
 	// Expire closes notices whose expires_at has passed, goes on with closing
 	// those that were begun, in bounded steps, and ends finished ones. It

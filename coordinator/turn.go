@@ -57,7 +57,8 @@ type turn struct {
 	next      int // first item of page not yet worked on
 	staled    int // pages in a row that were stale
 	contents  map[int64]*sender.Content
-	nextDue   time.Duration // from looked on, until the earliest later work; 0: none known
+	fresh     map[int64]bool // notices of the page of which nothing was sent yet
+	nextDue   time.Duration  // from looked on, until the earliest later work; 0: none known
 	looked    time.Time
 }
 
@@ -86,6 +87,15 @@ func (t *turn) run(ctx context.Context) (verdict, error) {
 	}
 	if err := t.c.storeLives(ctx); err != nil {
 		return verdict{kind: verdictFailed}, err
+	}
+	if !t.c.isPreferred(t.school) {
+		// The preferred one was told as well and had a moment's lead: a look spares
+		// a lock and a term for work that is done.
+		if has, err := t.hasWork(ctx); err != nil {
+			return verdict{kind: verdictFailed}, err
+		} else if !has {
+			return verdict{kind: verdictIdle}, nil
+		}
 	}
 	var v verdict
 	err = t.c.holder.Hold(ctx, t.school, t.c.etc.of(t.school), func(ctx context.Context, l Lease) error {
@@ -123,6 +133,17 @@ func (t *turn) peek(ctx context.Context) (school.Peek, error) {
 		return peek, fmt.Errorf("peek at school %s: %w", t.school, err)
 	}
 	return peek, nil
+}
+
+func (t *turn) hasWork(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	has, err := t.c.queue.HasWork(ctx, t.school)
+	if err != nil {
+		return false, fmt.Errorf("look for work of school %s: %w", t.school, err)
+	}
+	t.c.storeAnswered()
+	return has, nil
 }
 
 // held is the turn under the lock.
@@ -164,6 +185,12 @@ func (t *turn) held(ctx context.Context) (verdict, error) {
 			case err != nil:
 				return t.storeVerdict(err), err
 			}
+			continue
+		}
+		if err := t.askFirst(ctx); err != nil {
+			return t.storeVerdict(err), err
+		}
+		if !t.anySendable() {
 			continue
 		}
 		v, done, err := t.batch(ctx)
@@ -260,6 +287,12 @@ func (t *turn) turnPage(ctx context.Context) (v verdict, done bool, err error) {
 	t.c.storeAnswered()
 	t.lease.Progress()
 	t.page, t.next, t.looked, t.nextDue = page, 0, time.Now(), page.NextDue
+	t.fresh = map[int64]bool{}
+	for i := range page.Work {
+		if w := &page.Work[i]; w.Kind == school.First && w.Seq == 1 {
+			t.fresh[w.Notice.ID] = true
+		}
+	}
 	t.c.metrics.read.Add(float64(len(page.Work)))
 	if len(page.Work) == 0 {
 		return t.idle(), true, nil
@@ -267,12 +300,17 @@ func (t *turn) turnPage(ctx context.Context) (v verdict, done bool, err error) {
 	return verdict{}, false, nil
 }
 
-// idle ends the turn until the earliest later work.
+// gatherMost is how long due retries are gathered: their jitter spreads them,
+// and one batch each would cost a lock, a claim and a request a message.
+const gatherMost = 500 * time.Millisecond
+
+// idle ends the turn until the earliest later work, and a moment longer.
 func (t *turn) idle() verdict {
 	if t.nextDue <= 0 {
 		return verdict{kind: verdictIdle}
 	}
-	return verdict{kind: verdictIdle, look: true, wait: max(0, t.nextDue-time.Since(t.looked))}
+	gather := min(gatherMost, t.c.cfg.Retry.Base/20)
+	return verdict{kind: verdictIdle, look: true, wait: max(0, t.nextDue-time.Since(t.looked)) + gather}
 }
 
 // dueIn notes that the school has later work.

@@ -41,6 +41,8 @@ type Notice struct {
 	ExpiresAt   time.Time // zero: never
 	TraceParent string    // W3C trace context of the request that made it; empty without one
 
+	DueFor time.Duration // in a page: for how long it has been due when the page was read
+
 	IdempotencyKey string // empty: none (R27)
 	RequestHash    []byte // SHA-256 of the request; compared when the key comes again
 }

@@ -36,7 +36,7 @@ const (
 	Expired          Reason = "EXPIRED"           // its notice's expires_at passed
 	Duplicate        Reason = "DUPLICATE"         // the same device stands earlier in the notice
 	NotAllowed       Reason = "NOT_ALLOWED"       // the sender is limited to listed devices
-	OutcomeUnknown   Reason = "OUTCOME_UNKNOWN"   // may have been delivered; at-most-once, or orphaned too often
+	OutcomeUnknown   Reason = "OUTCOME_UNKNOWN"   // may have been delivered: not sent again at-most-once or after too many orphanings; with RETRY_PENDING: of the last attempt
 	RetriesExhausted Reason = "RETRIES_EXHAUSTED" // the last permitted attempt failed
 	RejectedReason   Reason = "REJECTED"          // the receiver refused the message or its credentials for the platform
 	MismatchReason   Reason = "SENDER_MISMATCH"   // the token belongs to another sender
@@ -194,6 +194,9 @@ func again(c Change, e Event, wait time.Duration) Change {
 		return c
 	}
 	c.State, c.RetryIn = RetryPending, wait
+	if e.Outcome == Unknown || e.Outcome == OrphanedUnsure {
+		c.Reason = OutcomeUnknown // so that the receiver can be asked first
+	}
 	return c
 }
 
@@ -206,6 +209,15 @@ func unknown(c Change) Change {
 // together and nothing ever comes back early (R33).
 func lengthen(d time.Duration, jitter float64) time.Duration {
 	return d + time.Duration(float64(d)*0.2*jitter)
+}
+
+// Confirm is the receiver's word that it took a message whose outcome was
+// unknown, given before the message is sent again. Asking is no attempt.
+func Confirm(s Standing) (Change, error) {
+	if s.State != RetryPending || s.Attempts < 1 {
+		return Change{}, fmt.Errorf("recipient in state %s after %d attempts: only RETRY_PENDING can be confirmed", s.State, s.Attempts)
+	}
+	return Change{State: Success, Attempts: s.Attempts, Retries: s.Retries, Orphanings: s.Orphanings}, nil
 }
 
 // Requeue is an operator's wish to try a recipient again after it failed for

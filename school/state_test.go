@@ -32,10 +32,10 @@ func TestNext(t *testing.T) {
 		Mismatch:       {State: PermanentFail, Code: code, Reason: MismatchReason},
 		Throttled:      {State: RetryPending, Code: code, Retries: 2, RetryIn: 4 * time.Minute},
 		Unavailable:    {State: RetryPending, Code: code, Retries: 2, RetryIn: 2 * time.Minute},
-		Unknown:        {State: RetryPending, Code: code, Retries: 2, RetryIn: 2 * time.Minute},
+		Unknown:        {State: RetryPending, Code: code, Retries: 2, RetryIn: 2 * time.Minute, Reason: OutcomeUnknown},
 		Misconfigured:  {State: RetryPending, Code: code, RetryIn: 5 * time.Second},
 		NotSent:        {State: RetryPending, Code: code, RetryIn: 5 * time.Second},
-		OrphanedUnsure: {State: RetryPending, Code: code, Orphanings: 3},
+		OrphanedUnsure: {State: RetryPending, Code: code, Orphanings: 3, Reason: OutcomeUnknown},
 	}
 	require.Len(t, want, len(allOutcomes))
 	for _, from := range allStates {
@@ -119,7 +119,7 @@ func TestEnds(t *testing.T) {
 		"the last retry is unknown":            {last, Event{Outcome: Unknown, Delivery: AtLeastOnce}, Change{State: PermanentFail, Attempts: 4, Retries: 3, Reason: OutcomeUnknown}},
 		"the last retry was accepted":          {last, Event{Outcome: Accepted}, Change{State: Success, Attempts: 4, Retries: 3}},
 		"not sent after the last retry":        {last, Event{Outcome: NotSent}, Change{State: RetryPending, Attempts: 4, Retries: 3, RetryIn: 5 * time.Second}},
-		"orphaned after the last retry":        {last, Event{Outcome: OrphanedUnsure, Delivery: AtLeastOnce}, Change{State: RetryPending, Attempts: 4, Retries: 3, Orphanings: 1}},
+		"orphaned after the last retry":        {last, Event{Outcome: OrphanedUnsure, Delivery: AtLeastOnce}, Change{State: RetryPending, Attempts: 4, Retries: 3, Orphanings: 1, Reason: OutcomeUnknown}},
 		"orphaned too often":                   {orphaned, Event{Outcome: OrphanedUnsure, Delivery: AtLeastOnce}, Change{State: PermanentFail, Attempts: 10, Orphanings: MaxOrphanings, Reason: OutcomeUnknown}},
 		"at most once, unknown":                {Standing{State: Pending}, Event{Outcome: Unknown, Delivery: AtMostOnce}, Change{State: PermanentFail, Attempts: 1, Reason: OutcomeUnknown}},
 		"at most once, orphaned":               {Standing{State: Pending}, Event{Outcome: OrphanedUnsure, Delivery: AtMostOnce}, Change{State: PermanentFail, Attempts: 1, Orphanings: 1, Reason: OutcomeUnknown}},
@@ -212,7 +212,11 @@ func TestWalk(t *testing.T) {
 			require.GreaterOrEqual(t, c.Retries, s.Retries)
 			require.LessOrEqual(t, c.Retries, p.Max)
 			require.LessOrEqual(t, c.Orphanings, MaxOrphanings)
-			require.Equal(t, c.State == PermanentFail, c.Reason != "", "a reason goes with PERMANENT_FAIL and with nothing else")
+			unsure := e.Outcome == Unknown || e.Outcome == OrphanedUnsure
+			require.Equal(t, c.State == PermanentFail || c.State == RetryPending && unsure, c.Reason != "", "a reason goes with PERMANENT_FAIL, and with a retry of what may have arrived")
+			if c.State == RetryPending && unsure {
+				require.Equal(t, OutcomeUnknown, c.Reason)
+			}
 			require.Equal(t, e.Outcome == Accepted, c.State == Success)
 			require.Equal(t, e.Outcome == Gone, c.State == Fail)
 			require.Equal(t, c.State == Fail, c.Retire)
@@ -233,4 +237,21 @@ func TestWalk(t *testing.T) {
 			s = Standing{State: c.State, Attempts: c.Attempts, Retries: c.Retries, Orphanings: c.Orphanings}
 		}
 	})
+}
+
+func TestConfirm(t *testing.T) {
+	t.Parallel()
+	for _, from := range allStates {
+		s := Standing{State: from, Attempts: 2, Retries: 1, Orphanings: 1}
+		got, err := Confirm(s)
+		if from != RetryPending {
+			require.ErrorContains(t, err, string(from))
+			require.Zero(t, got)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, Change{State: Success, Attempts: 2, Retries: 1, Orphanings: 1}, got, "asking is no attempt")
+	}
+	_, err := Confirm(Standing{State: RetryPending})
+	require.Error(t, err, "never handed over")
 }

@@ -42,7 +42,10 @@ type Work struct {
 	Standing Standing
 	Requeued int
 	Skip     Reason // not to be sent: the claim writes it SKIPPED with this reason
-	Settled  bool   // beyond the frontier but final already (a duplicate); it only moves the frontier
+	// Uncertain: the last hand-over may have arrived. Where the receiver can be
+	// asked, it is, before the message is sent again.
+	Uncertain bool
+	Settled   bool // beyond the frontier but final already (a duplicate); it only moves the frontier
 }
 
 // Sendable reports whether w is to be handed over.
