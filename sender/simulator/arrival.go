@@ -15,7 +15,7 @@ import (
 type Arrival struct {
 	N        int64  `json:"n"` // counts from 1, in the order of the log
 	T        int64  `json:"t_ns"`
-	Kind     string `json:"kind"` // "relay"
+	Kind     string `json:"kind"` // "relay" or "fcm"
 	School   string `json:"school"`
 	Notice   string `json:"notice"`
 	Message  string `json:"message"`
@@ -23,7 +23,12 @@ type Arrival struct {
 	Batch    string `json:"batch"`
 	Fence    int64  `json:"fence"`
 	Attempt  int    `json:"attempt"`
-	Requeued int    `json:"requeued,omitempty"` // a requeued message is a new one
+	Requeued int    `json:"requeued,omitempty"` // a requeued message is a new one; FCM is not told
+
+	// What replaces an older push on the screen, with kind fcm.
+	Tag         string `json:"tag,omitempty"`          // Android notification tag
+	CollapseID  string `json:"collapse_id,omitempty"`  // apns-collapse-id
+	CollapseKey string `json:"collapse_key,omitempty"` // Android's, which ought not to be there
 
 	Answer string `json:"answer,omitempty"` // empty in the first line
 	Ended  int64  `json:"ended_ns,omitempty"`

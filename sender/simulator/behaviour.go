@@ -20,8 +20,19 @@ type Behaviour struct {
 	LoseAnswer float64            `json:"lose_answer"` // short for Outcomes["LOSE_ANSWER"]
 	Quota      int                `json:"quota"`       // messages in any 60 s; beyond it 429; 0: no bound
 	RetryAfter int                `json:"retry_after_seconds"`
-	Dedupe     bool               `json:"dedupe"` // drop repeats by message id, as a good relay does
+	Dedupe     bool               `json:"dedupe"` // drop repeats by message id, as a good relay does; FCM never does
+
+	// The token endpoint: "" gives a token, "refuse" says that the credentials
+	// are no good, "fail" answers 503, "hang" not at all.
+	TokenAnswer string `json:"token_answer,omitempty"`
+	TokenLife   int    `json:"token_life_seconds,omitempty"` // of an access token; 0: 3599
 }
+
+const (
+	tokenRefuse = "refuse"
+	tokenFail   = "fail"
+	tokenHang   = "hang"
+)
 
 // Latency is the time until an answer: Base, more or less up to Spread, evenly.
 type Latency struct{ Base, Spread time.Duration }
@@ -123,8 +134,13 @@ func (s script) compile(b Behaviour) (*compiled, error) {
 			rates[code] = rate
 		}
 	}
-	if b.Quota < 0 || b.RetryAfter < 0 {
-		return nil, errors.New("behaviour: quota and retry_after_seconds may not be negative")
+	if b.Quota < 0 || b.RetryAfter < 0 || b.TokenLife < 0 {
+		return nil, errors.New("behaviour: quota, retry_after_seconds and token_life_seconds may not be negative")
+	}
+	switch b.TokenAnswer {
+	case "", tokenRefuse, tokenFail, tokenHang:
+	default:
+		return nil, fmt.Errorf("behaviour: token_answer %q: want %s, %s, %s or nothing", b.TokenAnswer, tokenRefuse, tokenFail, tokenHang)
 	}
 	if b.Latency.Spread < 0 || b.Latency.Base < b.Latency.Spread {
 		return nil, errors.New("behaviour: the latency's spread may be 0 to its base")

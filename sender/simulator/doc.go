@@ -1,7 +1,7 @@
-// Package simulator plays the receiver: a relay that answers as it is told to,
-// drops connections, accepts and then loses the answer, and keeps an exact log
-// of what arrived when. Tests, demonstrations and the chaos tool judge this
-// module from that log alone.
+// Package simulator plays the receiver: FCM's HTTP v1 and a relay that answer as
+// they are told to, drop connections, accept and then lose the answer, and keep
+// an exact log of what arrived when. Tests, demonstrations and the chaos tool
+// judge this module from that log alone.
 //
 // It knows nothing of the packages that send: it reads the documented protocol
 // by itself and refuses with 400 what does not keep to it, so that a mistake in
@@ -20,12 +20,17 @@
 //     there when its request had been read. That moment is the end then.
 //   - answer is "200" for a message that was accepted, an error code for one
 //     that was refused by itself, an HTTP status for one whose whole request
-//     was refused, and "reset", "hang" or "garbage" for one that got no answer
-//     and was not accepted.
+//     was refused, "reset", "hang" or "garbage" for one that got no answer
+//     and was not accepted, and "validated" for one of FCM's validate_only.
 //   - lost says that the message was accepted and that its sender cannot have
 //     learnt it; repeat, that it was taken for one accepted before and dropped.
 //
 // An arrival is accepted if its answer is "200" and it is no repeat.
+//
+// With FCM a request is a message, so each outcome below befalls one message;
+// errors have the bodies that FCM documents. An outcome that only an answer for
+// many can have is an acceptance. School, notice, message, attempt, batch and
+// fence are read from the data keys schoolbell_….
 //
 // # Scripts
 //

@@ -19,17 +19,21 @@ type Config struct {
 	Keep      bool      // keep all arrivals in memory, for Arrivals and GET /_sim/log
 	Seed      uint64    // of everything left to chance
 	Token     string    // the bearer token that the relay asks for; empty: anyone may send
+	Project   string    // the only Firebase project there is; empty: any
+	Authorize bool      // FCM wants an access token got from /token
 	Logger    *slog.Logger
 }
 
-// Engine is the receiver: an http.Handler with POST /relay, POST /status and
-// the control endpoints under /_sim/. It is safe for concurrent use.
+// Engine is the receiver: an http.Handler with FCM's POST
+// /v1/projects/{project}/messages:send and POST /token, the relay's POST /relay
+// and POST /status, and the control endpoints under /_sim/. It is safe for concurrent use.
 type Engine struct {
 	cfg    Config
 	script script
 	behave atomic.Pointer[compiled]
 	record *record
 	memory *memory
+	tokens issued
 	mux    *http.ServeMux
 	log    *slog.Logger
 	start  time.Time
@@ -61,6 +65,8 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e.record = newRecord(cfg.Log, cfg.Keep)
+	e.mux.HandleFunc("POST /v1/projects/{project}/messages:send", e.fcm)
+	e.mux.HandleFunc("POST /token", e.token)
 	e.mux.HandleFunc("POST /relay", e.relay)
 	e.mux.HandleFunc("POST /status", e.status)
 	e.mux.HandleFunc("GET /_sim/behaviour", e.getBehaviour)

@@ -2,6 +2,8 @@ package simulator
 
 import (
 	"maps"
+	"net"
+	"net/http"
 	"sync"
 	"time"
 )
@@ -19,7 +21,7 @@ type memory struct {
 // Counts are sums over everything that came in.
 type Counts struct {
 	Requests       int64            `json:"requests"`        // of the sending protocol
-	Replays        int64            `json:"replays"`         // requests whose Idempotency-Key came before
+	Replays        int64            `json:"replays"`         // requests whose Idempotency-Key, or with FCM whose message of the same batch, came before
 	ProtocolErrors int64            `json:"protocol_errors"` // refused with 400
 	Aborted        int64            `json:"aborted"`         // broke off before the body's end
 	Arrivals       int64            `json:"arrivals"`        // messages
@@ -29,6 +31,10 @@ type Counts struct {
 	Dropped        int64            `json:"dropped"`         // repeats that were dropped
 	Lost           int64            `json:"lost"`            // accepted, the answer lost
 	InFlight       int64            `json:"in_flight"`       // messages being answered
+	Unauthorized   int64            `json:"unauthorized"`    // FCM requests without a valid access token
+	TokenRequests  int64            `json:"token_requests"`
+	Connections    int64            `json:"connections"` // opened so far, with NewServer
+	Open           int64            `json:"open_connections"`
 	Answers        map[string]int64 `json:"answers"`
 	LastProtocol   string           `json:"last_protocol_error,omitempty"`
 }
@@ -73,6 +79,31 @@ func (m *memory) aborted() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.counts.Aborted++
+}
+
+func (m *memory) unauthorized() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.counts.Unauthorized++
+}
+
+func (m *memory) tokenRequest() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.counts.TokenRequests++
+}
+
+// connection counts the connections of a server.
+func (m *memory) connection(_ net.Conn, s http.ConnState) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch s {
+	case http.StateNew:
+		m.counts.Connections++
+		m.counts.Open++
+	case http.StateClosed, http.StateHijacked:
+		m.counts.Open--
+	}
 }
 
 // stillScripted reports whether token is to get its scripted outcome once more.

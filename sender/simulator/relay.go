@@ -100,7 +100,7 @@ func losesAnswer(o *outcome) bool {
 		return false
 	}
 	switch o.effect {
-	case leaveOut, nameTwice, misspell, loseAnswer, truncate:
+	case leaveOut, nameTwice, misspell, loseAnswer, truncate, cut, falseAlarm:
 		return true
 	}
 	return false
@@ -235,6 +235,14 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, arrivals []Arriv
 		case reset, hang, loseAnswer:
 			drop(w)
 			return
+		case cut:
+			cutConnection(w, r)
+			return
+		case falseAlarm:
+			http.Error(w, "not accepted, so it says", http.StatusServiceUnavailable)
+			return
+		case goAway:
+			w.Header().Set("Connection", "close")
 		}
 	}
 	results := make([]relayResult, 0, len(arrivals)+1)

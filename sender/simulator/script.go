@@ -33,6 +33,9 @@ const (
 	truncate                      // processed as usual, the answer is cut in the middle
 	hang                          // nothing accepted, no answer until the caller goes
 	garbage                       // nothing accepted, 200 with something that is no answer
+	cut                           // processed as usual, then the whole connection is closed
+	goAway                        // processed and answered as usual, and the connection is asked to end
+	falseAlarm                    // processed as usual, answered 503
 )
 
 // outcomes is the whole script language.
@@ -63,6 +66,9 @@ var outcomes = []outcome{
 	{code: "TRUNCATED", prefix: "truncated", request: true, effect: truncate},
 	{code: "HANG", prefix: "hang", request: true, effect: hang},
 	{code: "GARBAGE", prefix: "garbage", request: true, effect: garbage},
+	{code: "CUT", prefix: "cut", request: true, effect: cut},
+	{code: "GOAWAY", prefix: "goaway", request: true, effect: goAway},
+	{code: "FALSE_ALARM", prefix: "falsealarm", request: true, effect: falseAlarm},
 }
 
 // script finds outcomes by token and by code.
