@@ -236,6 +236,7 @@ func TestStoppingBetweenBatchesSendsNoNextOne(t *testing.T) {
 		w.outbox.accept("A", 600)
 		r.Wake("A")
 		w.pass(150 * time.Millisecond) // in the middle of the second call
+		w.told = nil
 		w.halt(r)
 		require.Equal(w, batches(2), w.sizes("A"))
 		require.Equal(w, map[school.State]int{school.Success: 400, school.Pending: 200}, w.outbox.states("A"), "what was on the wire is recorded")

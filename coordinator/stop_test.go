@@ -23,6 +23,7 @@ func TestAGracefulStopFinishesWhatIsOnTheWire(t *testing.T) {
 			r.Wake(id)
 		}
 		w.pass(time.Second)
+		w.told = nil
 		began := time.Now()
 		w.halt(r)
 		require.Equal(w, 7*time.Second, time.Since(began), "as long as the calls")
@@ -83,6 +84,10 @@ func TestAStopAtAnyStepLeavesNothing(t *testing.T) {
 				var r *replica
 				w.script.onCall(op, func(ctx context.Context, n int) error {
 					if n == 1 {
+						synctest.Wait() // the peers have been told of the notice
+						w.mu.Lock()
+						w.told = nil
+						w.mu.Unlock()
 						r.stop()
 						synctest.Wait()
 						return ctx.Err()

@@ -47,6 +47,38 @@ func TestATurnTakesItsStepsInOneOrder(t *testing.T) {
 	})
 }
 
+func TestTheBatchThatFillsTheCycleEndsTheTurn(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		r := w.start("r1")
+		w.used(r, "A", 4800)
+		w.outbox.accept("A", 300)
+		r.Wake("A")
+		w.pass(time.Minute)
+		require.Equal(w, steps(begins, batchOf(200), "release"), w.script.of("A"))
+	})
+}
+
+func TestAnArbiterThatForgetsBetweenBatchesGrantsNothingTwice(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.script.onCall("ensure", func(_ context.Context, n int) error {
+			if n > 1 {
+				w.arbiter.set("A", quota.State{})
+			}
+			return nil
+		})
+		r := w.start("r1")
+		w.outbox.accept("A", limit+200)
+		r.Wake("A")
+		w.pass(time.Minute)
+		require.Equal(w, batches(25), w.sizes("A"))
+		w.pass(time.Hour)
+		require.Equal(w, batches(26), w.sizes("A"))
+		w.judge("A", limit, rest)
+	})
+}
+
 // TestAFailureAtAStep makes one step of the first turn fail and compares what
 // the turn does then. Afterwards everything is sent, whatever had failed.
 func TestAFailureAtAStep(t *testing.T) {
