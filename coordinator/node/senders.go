@@ -14,6 +14,7 @@ import (
 	"schoolbell/coordinator"
 	"schoolbell/coordinator/node/settings"
 	"schoolbell/sender"
+	"schoolbell/sender/fcm"
 	"schoolbell/sender/logsender"
 	"schoolbell/sender/relay"
 )
@@ -35,6 +36,7 @@ func lanes(s settings.Settings, log *slog.Logger, reg prometheus.Registerer) (al
 	for _, name := range slices.Sorted(maps.Keys(s.Senders)) {
 		cfg := s.Senders[name]
 		var made sender.Sender
+		end := func() {}
 		switch cfg.Kind {
 		case settings.KindRelay:
 			r, err := relay.New(relay.Config{
@@ -44,8 +46,16 @@ func lanes(s settings.Settings, log *slog.Logger, reg prometheus.Registerer) (al
 			if err != nil {
 				return nil, nil, errors.Join(err, stop())
 			}
-			closers = append(closers, func() error { r.Close(); return nil })
-			made = r
+			made, end = r, r.Close
+		case settings.KindFCM:
+			f, err := fcm.New(fcm.Config{
+				Name: name, Project: cfg.Project, CredentialsFile: cfg.CredentialsFile, Endpoint: cfg.Endpoint,
+				CallTimeout: cfg.CallTimeout, InFlight: cfg.InFlight, DryRun: cfg.DryRun,
+			}, log, reg)
+			if err != nil {
+				return nil, nil, errors.Join(err, stop())
+			}
+			made, end = f, f.Close
 		case settings.KindLog:
 			made, err = logsender.New(name, log)
 			if err != nil {
@@ -56,13 +66,16 @@ func lanes(s settings.Settings, log *slog.Logger, reg prometheus.Registerer) (al
 		}
 		measured, err := sender.Measure(name, made, reg)
 		if err != nil {
+			end()
 			return nil, nil, errors.Join(err, stop())
 		}
 		guard, err := sender.NewGuard(sender.GuardConfig{Name: name}, measured, log)
 		if err != nil {
+			end()
 			return nil, nil, errors.Join(err, stop())
 		}
 		closers = append(closers, func() error {
+			defer end() // behind its calls, which it joins
 			ctx, cancel := context.WithTimeout(context.Background(), guardClose)
 			defer cancel()
 			return guard.Close(ctx)

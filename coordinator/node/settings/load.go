@@ -107,7 +107,11 @@ func (s *Settings) derive(args LoadArgs) {
 		s.Senders = map[string]Sender{KindLog: NewSender(KindLog)}
 	}
 	for name, snd := range s.Senders {
-		s.Senders[name] = snd.withDefaults(func(f string) bool { return set("senders." + name + "." + f) })
+		snd = snd.withDefaults(func(f string) bool { return set("senders." + name + "." + f) })
+		if snd.Kind == KindFCM {
+			s.google(name, &snd, args.Environ)
+		}
+		s.Senders[name] = snd
 	}
 	if !set("default_sender") {
 		s.DefaultSender = ""
@@ -132,6 +136,34 @@ func (s *Settings) derive(args LoadArgs) {
 			derived("lock.etc", "lock.etc_max")
 		}
 		s.Lock.ETC = want
+	}
+}
+
+// Variables that Google's tools know, for every FCM sender without a setting of
+// its own.
+const (
+	googleCredentials = "GOOGLE_APPLICATION_CREDENTIALS"
+	fcmEmulator       = "FCM_EMULATOR_HOST" // host:port
+)
+
+// google takes what Google's variables say. An emulator that was named by its
+// variable gets no credentials that were: they are for the real thing.
+func (s *Settings) google(name string, snd *Sender, environ []string) {
+	variables := map[string]string{}
+	for _, kv := range environ {
+		if k, v, _ := strings.Cut(kv, "="); k == googleCredentials || k == fcmEmulator {
+			variables[k] = v
+		}
+	}
+	prefix := "senders." + name + "."
+	if v := variables[fcmEmulator]; v != "" && snd.Endpoint == "" {
+		snd.Endpoint = "http://" + v
+		s.origins[prefix+"endpoint"] = Origin{Layer: LayerEnvironment, Name: fcmEmulator}
+		return
+	}
+	if v := variables[googleCredentials]; v != "" && snd.CredentialsFile == "" {
+		snd.CredentialsFile = v
+		s.origins[prefix+"credentials_file"] = Origin{Layer: LayerEnvironment, Name: googleCredentials}
 	}
 }
 

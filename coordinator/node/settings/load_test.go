@@ -319,6 +319,11 @@ func TestTheWrittenExampleIsTheDefault(t *testing.T) {
 	require.Equal(t, relay.ConnectTimeout, more.Senders["relay"].ConnectTimeout)
 	require.Equal(t, relay.ReadTimeout, more.Senders["relay"].ReadTimeout)
 	require.Equal(t, relay.InFlight, more.Senders["relay"].InFlight)
+	firebase := NewSender(KindFCM)
+	firebase.Project, firebase.CredentialsFile = more.Senders["firebase"].Project, more.Senders["firebase"].CredentialsFile
+	require.NotEmpty(t, firebase.Project)
+	require.NotEmpty(t, firebase.CredentialsFile)
+	require.Equal(t, firebase, more.Senders["firebase"])
 }
 
 func TestServe(t *testing.T) {
@@ -342,8 +347,16 @@ func TestServe(t *testing.T) {
 			"http.admin_key: http.auth is keys and there is no key; set http.admin_key (SCHOOLBELL_ADMIN_KEY); keys made by `schoolbell key create` are not available in this version"},
 		{"open to everybody", "http: {auth: none}", stores,
 			"schoolbell.yaml:1: http.auth: none lets everybody in who reaches http.listen :8080 (default outside the embedded mode); listen on 127.0.0.1 or set http.auth to keys"},
-		{"fcm", "senders: {f: {kind: fcm}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...),
-			"schoolbell.yaml:1: senders.f.kind: fcm is not available in this version; use relay or log"},
+		{"fcm", "senders: {f: {kind: fcm, credentials_file: /etc/account.json, dry_run: true}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...), ""},
+		{"fcm with Google's variable", "senders: {f: {kind: fcm}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k", "GOOGLE_APPLICATION_CREDENTIALS=/etc/account.json"}, stores...), ""},
+		{"fcm on an emulator", "senders: {f: {kind: fcm, project: p}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k", "FCM_EMULATOR_HOST=127.0.0.1:9099"}, stores...), ""},
+		{"fcm without credentials", "senders: {'f.1': {kind: fcm}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...),
+			"schoolbell.yaml:1: senders.f.1.credentials_file: is missing; give the file of a service account (or set GOOGLE_APPLICATION_CREDENTIALS); only with an endpoint of its own, such as a simulator's, a sender needs none; " +
+				"schoolbell.yaml:1: senders.f.1.project: is missing; give the Firebase project's id"},
+		{"fcm on an endpoint without a project", "senders: {f: {kind: fcm, endpoint: 'http://127.0.0.1:1'}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...),
+			"schoolbell.yaml:1: senders.f.project: is missing; give the Firebase project's id"},
+		{"fcm's rate and devices", "senders: {f: {kind: fcm, credentials_file: a, rate_per_minute: 60, only_tokens_file: t}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...),
+			"schoolbell.yaml:1: senders.f.rate_per_minute: is not available in this version; remove it; schoolbell.yaml:1: senders.f.only_tokens_file: is not available in this version; remove it"},
 		{"rate", "senders: {r: {kind: relay, url: 'http://h', rate_per_minute: 60}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...),
 			"schoolbell.yaml:1: senders.r.rate_per_minute: is not available in this version; remove it"},
 		{"alerts and fallback", "alerts: {webhook_url: 'https://h'}\nfallback: {url: 'https://h'}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...),
@@ -360,6 +373,24 @@ func TestServe(t *testing.T) {
 		})
 	}
 	require.ErrorContains(t, Default().CheckServe(), "instance_id: is empty")
+}
+
+func TestGooglesVariables(t *testing.T) {
+	t.Parallel()
+	const two = "senders:\n  a: {kind: fcm}\n  b: {kind: fcm, credentials_file: own.json, endpoint: 'https://own:1'}\n  log: {kind: log}\ndefault_sender: log\n"
+	s := load(t, world(two, "GOOGLE_APPLICATION_CREDENTIALS=g.json"))
+	require.Equal(t, "g.json", s.Senders["a"].CredentialsFile)
+	require.Equal(t, "GOOGLE_APPLICATION_CREDENTIALS", s.Origin("senders.a.credentials_file").String())
+	require.Equal(t, "own.json", s.Senders["b"].CredentialsFile)
+	require.Empty(t, s.Senders["log"].CredentialsFile)
+
+	s = load(t, world(two, "GOOGLE_APPLICATION_CREDENTIALS=g.json", "FCM_EMULATOR_HOST=emulator:9099"))
+	require.Equal(t, "http://emulator:9099", s.Senders["a"].Endpoint)
+	require.Empty(t, s.Senders["a"].CredentialsFile, "real credentials are not for an emulator")
+	require.Equal(t, "https://own:1", s.Senders["b"].Endpoint)
+
+	_, err := Load(world(two, "FCM_EMULATOR_HOST=http://emulator:9099/v1"))
+	require.EqualError(t, err, "settings: FCM_EMULATOR_HOST: senders.a.endpoint: must be scheme://host:port; /v1/… is added")
 }
 
 func TestSecretsAreNotShown(t *testing.T) {

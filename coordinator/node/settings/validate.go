@@ -67,11 +67,13 @@ func (s Settings) CheckServe() error {
 	}
 	for _, name := range s.SenderNames() {
 		path := "senders." + name + "."
-		if s.Senders[name].Kind == KindFCM {
-			c.add(path+"kind", "fcm is not available in this version; use relay or log")
-			continue
+		snd := s.Senders[name]
+		// FCM's default stands for the limiter to come and refuses nothing.
+		later(path+"rate_per_minute", snd.RatePerMinute != 0 && s.Origin(path+"rate_per_minute").Layer != LayerDefault)
+		later(path+"only_tokens_file", snd.OnlyTokensFile != "")
+		if snd.Kind == KindFCM {
+			c.credentials(name, snd)
 		}
-		later(path+"rate_per_minute", s.Senders[name].RatePerMinute != 0)
 	}
 	later("alerts.webhook_url", s.Alerts.WebhookURL != "")
 	later("fallback.url", s.Fallback.URL != "")
@@ -268,6 +270,22 @@ func (c *check) fcm(prefix string, snd Sender) {
 	u, err := url.Parse(snd.Endpoint)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
 		c.add(prefix+"endpoint", "must be scheme://host:port; /v1/… is added")
+	}
+}
+
+// credentials checks that an FCM sender has what it needs to send. What only the
+// credentials themselves can tell is left to the sender.
+func (c *check) credentials(name string, snd Sender) {
+	prefix := "senders." + name + "."
+	if snd.CredentialsFile != "" {
+		return
+	}
+	if snd.Endpoint == "" {
+		c.ps.add(prefix+"credentials_file", c.senderOrigin(name),
+			"is missing; give the file of a service account (or set "+googleCredentials+"); only with an endpoint of its own, such as a simulator's, a sender needs none")
+	}
+	if snd.Project == "" {
+		c.ps.add(prefix+"project", c.senderOrigin(name), "is missing; give the Firebase project's id")
 	}
 }
 
