@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"time"
 
@@ -20,6 +20,8 @@ const stopTimeout = 5 * time.Second
 
 type options struct {
 	listen, addrFile, log, latency, outcomes, token string
+	tlsListen, tlsAddrFile, tlsCA                   string
+	project, account                                string
 	reset, loseAnswer                               float64
 	quota, retryAfter                               int
 	keep, dedupe                                    bool
@@ -63,6 +65,7 @@ func run(ctx context.Context, o options, stderr io.Writer) (result error) {
 	}
 	cfg := simulator.Config{
 		Behaviour: behaviour, Keep: o.keep, Seed: o.seed, Token: o.token,
+		Project: o.project, Authorize: o.account != "",
 		Logger: slog.New(slog.NewTextHandler(stderr, nil)),
 	}
 	if o.log != "" {
@@ -79,27 +82,117 @@ func run(ctx context.Context, o options, stderr io.Writer) (result error) {
 	}
 	defer func() { result = errors.Join(result, engine.Close()) }()
 
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.listen)
+	plain, err := listen(ctx, o.listen, o.addrFile)
 	if err != nil {
-		return fmt.Errorf("listen on %s: %w", o.listen, err)
+		return err
 	}
-	addr := listener.Addr().String()
-	if o.addrFile != "" {
-		if err := writeAddr(o.addrFile, addr); err != nil {
-			return errors.Join(err, listener.Close())
+	listening := []listener{{plain, false}}
+	fmt.Fprintf(stderr, "listening on http://%s\n", plain.Addr())
+	var certificate *tls.Certificate
+	if o.tlsListen != "" {
+		secure, made, err := o.secure(ctx)
+		if err != nil {
+			return errors.Join(err, plain.Close())
+		}
+		certificate = made
+		listening = append(listening, listener{secure, true})
+		fmt.Fprintf(stderr, "listening on https://%s\n", secure.Addr())
+	}
+	if o.account != "" {
+		if err := o.writeAccount(plain.Addr().String()); err != nil {
+			for _, l := range listening {
+				err = errors.Join(err, l.Close())
+			}
+			return err
 		}
 	}
-	fmt.Fprintf(stderr, "listening on http://%s\n", addr)
-	return serve(ctx, listener, engine)
+	return serve(ctx, listening, engine, certificate)
 }
 
-func serve(ctx context.Context, listener net.Listener, engine *simulator.Engine) error {
-	server := &http.Server{Handler: engine, ReadHeaderTimeout: 10 * time.Second}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+// listener is a place to listen on, with TLS or without.
+type listener struct {
+	net.Listener
+	secure bool
+}
+
+// listen listens and writes the address to addrFile, if there is one.
+func listen(ctx context.Context, on, addrFile string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", on)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", on, err)
+	}
+	if addrFile != "" {
+		if err := writeWhole(addrFile, []byte(l.Addr().String()+"\n"), 0o644); err != nil {
+			return nil, errors.Join(fmt.Errorf("write the address: %w", err), l.Close())
+		}
+	}
+	return l, nil
+}
+
+// secure listens for TLS with a certificate made for it, and writes out the
+// authority behind it, before the address that callers may wait for.
+func (o options) secure(ctx context.Context) (net.Listener, *tls.Certificate, error) {
+	hosts := []string{"localhost", "127.0.0.1", "::1"}
+	host, _, err := net.SplitHostPort(o.tlsListen)
+	if err != nil {
+		return nil, nil, usageError{fmt.Errorf("tls-listen %q is not host:port", o.tlsListen)}
+	}
+	if host != "" {
+		hosts = append(hosts, host)
+	}
+	if name, err := os.Hostname(); err == nil {
+		hosts = append(hosts, name)
+	}
+	certificate, authority, err := simulator.SelfSigned(hosts...)
+	if err != nil {
+		return nil, nil, err
+	}
+	if o.tlsCA != "" {
+		if err := writeWhole(o.tlsCA, authority, 0o644); err != nil {
+			return nil, nil, fmt.Errorf("write the authority: %w", err)
+		}
+	}
+	l, err := listen(ctx, o.tlsListen, o.tlsAddrFile)
+	return l, certificate, err
+}
+
+// writeAccount writes a service account whose access tokens this simulator gives.
+func (o options) writeAccount(addr string) error {
+	project := o.project
+	if project == "" {
+		project = "simulated"
+	}
+	text, err := simulator.ServiceAccount(project, "http://"+addr+"/token")
+	if err != nil {
+		return err
+	}
+	if err := writeWhole(o.account, text, 0o600); err != nil {
+		return fmt.Errorf("write the service account: %w", err)
+	}
+	return nil
+}
+
+func serve(ctx context.Context, listening []listener, engine *simulator.Engine, certificate *tls.Certificate) error {
+	server := simulator.NewServer(engine, certificate)
+	served := make(chan error, len(listening))
+	for _, l := range listening {
+		go func() {
+			if l.secure {
+				served <- server.ServeTLS(l, "", "")
+			} else {
+				served <- server.Serve(l)
+			}
+		}()
+	}
+	left := len(listening)
 	select {
 	case err := <-served:
-		return fmt.Errorf("serve: %w", err)
+		left--
+		err = errors.Join(fmt.Errorf("serve: %w", err), server.Close())
+		for ; left > 0; left-- {
+			<-served
+		}
+		return err
 	case <-ctx.Done():
 	}
 	engine.Stop()
@@ -109,19 +202,18 @@ func serve(ctx context.Context, listener net.Listener, engine *simulator.Engine)
 	if err != nil {
 		err = errors.Join(fmt.Errorf("stop: %w", err), server.Close())
 	}
-	<-served
+	for ; left > 0; left-- {
+		<-served
+	}
 	return err
 }
 
-// writeAddr makes the file appear with its content, so that who waits for it
-// never reads half an address.
-func writeAddr(path, addr string) error {
+// writeWhole makes the file appear with its content, so that who waits for it
+// never reads half of it.
+func writeWhole(path string, content []byte, mode os.FileMode) error {
 	part := path + ".part"
-	if err := os.WriteFile(part, []byte(addr+"\n"), 0o644); err != nil {
-		return fmt.Errorf("write the address: %w", err)
+	if err := os.WriteFile(part, content, mode); err != nil {
+		return err
 	}
-	if err := os.Rename(part, path); err != nil {
-		return fmt.Errorf("write the address: %w", err)
-	}
-	return nil
+	return os.Rename(part, path)
 }
