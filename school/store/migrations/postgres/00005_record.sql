@@ -97,9 +97,13 @@ BEGIN
             SELECT m.cluster_id, schoolbell_counter('SUCCESS', m.attempts, NULL) AS target, count(*)::integer AS n
             FROM moved m GROUP BY 1, 2
         )
-        SELECT array_agg(k.cluster_id), array_agg('in_progress'::text), array_agg(k.target), array_agg(k.n)
-            INTO a_notices, a_source, a_target, a_counts FROM counted k;
-        IF EXISTS (SELECT FROM (
+        SELECT array_agg(k.cluster_id), array_agg('in_progress'::text), array_agg(k.target), array_agg(k.n), sum(k.n)
+            INTO a_notices, a_source, a_target, a_counts, v_n FROM counted k;
+        IF cardinality(p_ok_n) = 1 AND p_ok_notice[1] = ALL (a_notices) THEN -- mostly, and cheaper
+            IF v_n IS DISTINCT FROM p_ok_n[1] THEN
+                RAISE EXCEPTION 'accepted results are not the recipients that the batch covers' USING ERRCODE = 'SB006';
+            END IF;
+        ELSIF EXISTS (SELECT FROM (
                 SELECT notice, n FROM unnest(p_ok_notice, p_ok_n) AS o(notice, n)
                 UNION ALL SELECT notice, -n FROM unnest(a_notices, a_counts) AS a(notice, n)) d
                 GROUP BY d.notice HAVING sum(d.n) <> 0) THEN
