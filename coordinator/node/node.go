@@ -17,8 +17,6 @@ import (
 	"github.com/go-co-op/gocron/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"schoolbell/coordinator"
 	"schoolbell/coordinator/api"
@@ -34,13 +32,10 @@ import (
 
 // The adapters fit what their callers declare; nobody else sees both sides.
 var (
-	_ coordinator.Queue   = (*store.DB)(nil)
+	_ outbox              = (*store.DB)(nil)
 	_ coordinator.Budget  = (*redisquota.Budget)(nil)
 	_ coordinator.Members = (*watchdog.Roster)(nil)
 	_ coordinator.Peers   = (*redislease.Wakes)(nil)
-	_ web.Notices         = (*store.DB)(nil)
-	_ web.Schools         = (*store.DB)(nil)
-	_ web.Database        = (*store.DB)(nil)
 	_ web.Arbiter         = (*redisquota.Budget)(nil)
 	_ web.Waker           = (*coordinator.Coordinator)(nil)
 )
@@ -49,6 +44,14 @@ var (
 type Deps struct {
 	Log     *slog.Logger // required
 	Version api.Version
+
+	// Life makes the replica one that can be killed without its process: when it
+	// ends, every connection of the replica breaks at once, and Run returns
+	// ErrKilled when its goroutines have ended. nil: it cannot.
+	Life context.Context
+	// Budget stands before the arbiter of the sending rule; nil: nothing does.
+	// Tests use it to break the rule and see that this is noticed.
+	Budget func(coordinator.Budget) coordinator.Budget
 }
 
 // Node is one replica. New builds it and binds its address; Run works until its
@@ -62,8 +65,9 @@ type Node struct {
 	keeper   *watchdog.Keeper
 	roster   *watchdog.Roster
 	wakes    *redislease.Wakes
-	db       *store.DB
+	outbox   outbox
 	gauges   *gauges
+	line     *lifeline
 	jobs     func(ctx context.Context) (gocron.Scheduler, error)
 	cleanup  cleanup
 }
@@ -78,7 +82,8 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	if s.DatabaseURL == "" || s.Redis.URL == "" {
 		return nil, errors.New("node: database_url and redis.url are both needed: the embedded mode is not available in this version")
 	}
-	n := &Node{conf: s, log: d.Log.With("instance", s.InstanceID)}
+	line := newLifeline(d.Life)
+	n := &Node{conf: s, line: line, log: slog.New(line.handler(d.Log.Handler())).With("instance", s.InstanceID)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.cleanup.run(n.log))
@@ -98,10 +103,13 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		return nil
 	})
 
-	if n.db, err = store.Open(ctx, store.Config{URL: string(s.DatabaseURL), MaxConns: s.Database.MaxConns, Log: n.log, Registerer: reg}); err != nil {
+	n.listener = line.listener(n.listener)
+	db, err := store.Open(ctx, store.Config{URL: string(s.DatabaseURL), MaxConns: s.Database.MaxConns, Log: n.log, Registerer: reg})
+	if err != nil {
 		return nil, err
 	}
-	n.cleanup.add("store", func() error { n.db.Close(); return nil })
+	n.outbox = line.outbox(db)
+	n.cleanup.add("store", func() error { n.outbox.Close(); return nil })
 
 	keys, err := scripts.NewKeys(s.Redis.Prefix)
 	if err != nil {
@@ -111,6 +119,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	if err != nil {
 		return nil, fmt.Errorf("redis.url: %w", err)
 	}
+	where.Dialer = line.dial(where)
 	// Two clients: the watchdog's own, which load on the other cannot starve.
 	locks := redislease.NewClient(where)
 	n.cleanup.add("redis (locks)", locks.Close)
@@ -137,6 +146,13 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		return nil, err
 	}
 	n.cleanup.add("senders", stopSenders)
+	for i := range senders {
+		senders[i].Sender = line.sender(senders[i].Sender)
+	}
+	var rule coordinator.Budget = budget
+	if d.Budget != nil {
+		rule = d.Budget(rule)
+	}
 	least, most := etcBounds(s)
 	n.coord, err = coordinator.New(coordinator.Config{
 		Instance: s.InstanceID, Page: s.Dispatch.Page, Batch: s.Dispatch.Batch, Slots: s.Dispatch.Slots,
@@ -147,7 +163,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		Retry:         school.RetryPolicy{Max: s.Retry.Max, Base: s.Retry.Base},
 		DefaultSender: s.DefaultSender,
 	}, coordinator.Deps{
-		Queue: n.db, Budget: budget, Holder: holder{n.keeper}, Members: n.roster, Peers: n.wakes,
+		Queue: n.outbox, Budget: rule, Holder: holder{n.keeper}, Members: n.roster, Peers: n.wakes,
 		Lanes: senders, Log: n.log, Registerer: reg,
 	})
 	if err != nil {
@@ -159,7 +175,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		return nil, err
 	}
 	n.jobs = func(ctx context.Context) (gocron.Scheduler, error) { return jobs(ctx, s, n.coord, locker, n.log) }
-	n.gauges = newGauges(reg, n.db, budget, n.log)
+	n.gauges = newGauges(reg, n.outbox, budget, n.log)
 
 	names := make([]string, 0, len(s.Senders))
 	for name := range s.Senders {
@@ -173,7 +189,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		Rule:    school.Rule{Limit: max(1, s.Quota.Limit-s.Quota.Headroom), Rest: s.Quota.Rest},
 		Senders: names, Version: d.Version, StopTimeout: s.StopTimeout,
 	}, web.Deps{
-		Notices: n.db, Schools: n.db, Database: n.db, Arbiter: budget, Waker: n.coord,
+		Notices: n.outbox, Schools: n.outbox, Database: n.outbox, Arbiter: budget, Waker: n.coord,
 		Cluster: cluster{self: s.InstanceID, roster: n.roster, coord: n.coord, conf: s}, Auth: auth,
 		Checks:     map[string]func(context.Context) error{"redis": func(ctx context.Context) error { return client.Ping(ctx).Err() }},
 		Registerer: reg, Gatherer: reg, Log: n.log,
@@ -225,7 +241,7 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	hear := func(schoolID string) { n.coord.Hear(schoolID) }
 	listening.Go(func() { _ = n.wakes.Subscribe(listenCtx, ask, hear) })
-	listening.Go(func() { _ = n.db.Listen(listenCtx, ask, hear) })
+	listening.Go(func() { _ = n.outbox.Listen(listenCtx, ask, hear) })
 	listening.Go(func() { n.gauges.run(listenCtx) })
 	rosterCtx, leaveRoster := context.WithCancel(root)
 	defer leaveRoster()
@@ -240,7 +256,11 @@ func (n *Node) Run(ctx context.Context) error {
 	if err == nil {
 		schedule.Start()
 		n.log.Info("replica is up", "event", "replica_started", "address", n.Addr(), "go", runtime.Version())
-		<-run.Done()
+		select {
+		case <-run.Done():
+		case <-n.line.killed():
+			fail(ErrKilled)
+		}
 	}
 	if cause := context.Cause(run); err == nil && ctx.Err() == nil {
 		err = cause
@@ -253,8 +273,14 @@ func (n *Node) Run(ctx context.Context) error {
 		// taken and sending goes on.
 		select {
 		case <-time.After(n.conf.StopDelay):
+		case <-n.line.killed():
 		case <-serveCtx.Done():
 		}
+	}
+	if n.line.dead() { // there is nothing that an order would be good for
+		stopServing()
+		stopListening()
+		leaveRoster()
 	}
 	stopWorking(coordinator.ErrStopping)
 	if schedule != nil {
@@ -272,6 +298,9 @@ func (n *Node) Run(ctx context.Context) error {
 		err = errors.Join(err, serveErr)
 	}
 	err = errors.Join(err, n.cleanup.run(n.log))
+	if n.line.dead() {
+		return ErrKilled // what it met on its way out is what being killed is like
+	}
 	n.log.Info("replica has stopped", "event", "replica_stopped")
 	return err
 }
@@ -301,17 +330,4 @@ func etcBounds(s settings.Settings) (least, most time.Duration) {
 		least, most = max(least, l), max(most, m)
 	}
 	return least, most
-}
-
-// newRedis is the client for everything but locks. Its calls are idempotent by
-// ids their callers made, so go-redis may repeat them; each is bounded by its
-// context.
-func newRedis(where *redis.UniversalOptions) redis.UniversalClient {
-	o := *where
-	o.ContextTimeoutEnabled = true
-	o.DialTimeout = 2 * time.Second
-	o.ReadTimeout = 2 * time.Second
-	o.WriteTimeout = 2 * time.Second
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	return redis.NewUniversalClient(&o)
 }
