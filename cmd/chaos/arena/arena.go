@@ -39,6 +39,7 @@ type Config struct {
 	Limit     int                 // attempts a cycle; required
 	Rest      time.Duration       // rest after a full cycle; required
 	Behaviour simulator.Behaviour // of the receiver
+	FCM       bool                // the receiver is FCM, over HTTP/2 and TLS; else a relay
 	Settings  map[string]string   // SCHOOLBELL_* variables over the arena's own
 	Fast      bool                // PostgreSQL without durability, where no power is cut
 	Log       io.Writer           // the replicas' logs; nil: thrown away
@@ -77,7 +78,7 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 			err = errors.Join(err, a.Close())
 		}
 	}()
-	if a.Receiver, err = newReceiver(cfg.Behaviour); err != nil {
+	if a.Receiver, err = newReceiver(cfg.Behaviour, cfg.FCM); err != nil {
 		return a, err
 	}
 	if a.Redis, err = local.StartRedis(ctx, local.RedisConfig{}); err != nil {
@@ -182,8 +183,6 @@ func (r *Replica) Start(ctx context.Context) error {
 		"SCHOOLBELL_HTTP_LISTEN":         addr,
 		"SCHOOLBELL_ADMIN_KEY":           Key,
 		"SCHOOLBELL_INSTANCE_ID":         r.Name,
-		"SCHOOLBELL_SENDERS_RELAY_KIND":  "relay",
-		"SCHOOLBELL_SENDERS_RELAY_URL":   a.Receiver.URL(),
 		"SCHOOLBELL_QUOTA_LIMIT":         strconv.Itoa(a.cfg.Limit),
 		"SCHOOLBELL_QUOTA_REST":          a.cfg.Rest.String(),
 		"SCHOOLBELL_STOP_DELAY":          "300ms",
@@ -192,6 +191,7 @@ func (r *Replica) Start(ctx context.Context) error {
 		"SCHOOLBELL_DISPATCH_FIRST_TICK": "2s",
 		"SCHOOLBELL_DISPATCH_TICK":       "2s",
 	}
+	maps.Copy(env, a.Receiver.settings())
 	maps.Copy(env, a.cfg.Settings)
 	maps.Copy(env, r.env)
 	vars := make([]string, 0, len(env))
