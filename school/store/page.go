@@ -23,7 +23,7 @@ const (
 // againRows are due retries, from their partial index in the order in which they
 // became due. What is not due yet stands behind them and blocks nothing (R23).
 const againRows = `
-	SELECT t.cluster_id, t.seq, t.job_status, t.attempts, t.retry_count, t.orphan_count, t.requeued, t.enabled, t.badge, t.token, t.data
+	SELECT t.cluster_id, t.seq, t.job_status, t.attempts, t.retry_count, t.orphan_count, t.requeued, t.enabled, t.badge, t.token, t.data, t.reason
 	FROM push_cluster_tokens t JOIN push_clusters c ON c.id = t.cluster_id
 	WHERE t.school_id = $1 AND t.retry_after IS NOT NULL AND t.retry_after <= now()
 		AND c.ended_at IS NULL AND c.closing IS NULL AND (c.expires_at IS NULL OR c.expires_at > now())
@@ -35,7 +35,7 @@ const switchedOff = `t.enabled IS FALSE OR ((SELECT EXISTS (SELECT FROM devices 
 			AND NOT d.enabled AND d.retired_at IS NULL))`
 
 const againSQL = `SELECT t.cluster_id, t.seq, t.job_status, t.attempts, t.retry_count, t.orphan_count, t.requeued, ` + switchedOff + `,
-		t.badge, t.token, t.data FROM (` + againRows + `) t`
+		t.reason IS NOT DISTINCT FROM 'OUTCOME_UNKNOWN', t.badge, t.token, t.data FROM (` + againRows + `) t`
 
 // turnRows are the due notices that have recipients beyond their frontiers, by
 // priority and age, with how many stand ahead of each: the sum cuts a big one at
@@ -58,7 +58,8 @@ const firstSQL = `SELECT n.place, n.id, t.seq, t.job_status, ` + switchedOff + `
 	) t WHERE n.ahead < $2`
 
 // noticesSQL reads the content of each notice on the page, once.
-const noticesSQL = `SELECT c.id, c.title, c.body, c.data, c.image, c.link, c.priority, c.delivery, c.scheduled_at, c.expires_at, c.traceparent
+const noticesSQL = `SELECT c.id, c.title, c.body, c.data, c.image, c.link, c.priority, c.delivery, c.scheduled_at, c.expires_at, c.traceparent,
+		(extract(epoch FROM now() - c.due_at) * 1000000)::bigint
 	FROM (SELECT n.id FROM (` + turnRows + `) n WHERE n.ahead < $2 UNION SELECT a.cluster_id FROM (` + againRows + `) a) i
 	JOIN push_clusters c ON c.id = i.id`
 
@@ -129,7 +130,7 @@ func readPage(results pgx.BatchResults, schoolID string, limit int) (school.Page
 		w, s := &r.work, &r.work.Standing
 		var off bool
 		var data []byte
-		if err := rows.Scan(&r.notice, &w.Seq, &s.State, &s.Attempts, &s.Retries, &s.Orphanings, &w.Requeued, &off, &w.Badge, &w.Token, &data); err != nil {
+		if err := rows.Scan(&r.notice, &w.Seq, &s.State, &s.Attempts, &s.Retries, &s.Orphanings, &w.Requeued, &off, &w.Uncertain, &w.Badge, &w.Token, &data); err != nil {
 			return err
 		}
 		list = append(list, r)
@@ -159,13 +160,14 @@ func readPage(results pgx.BatchResults, schoolID string, limit int) (school.Page
 			priority           int
 			data               []byte
 			scheduled, expires *time.Time
+			dueFor             int64
 		)
 		err := rows.Scan(&n.ID, &n.Content.Title, &n.Content.Body, &data, &n.Content.Image, &n.Content.Link, &priority, &n.Delivery,
-			&scheduled, &expires, &n.TraceParent)
+			&scheduled, &expires, &n.TraceParent, &dueFor)
 		if err != nil {
 			return err
 		}
-		n.ScheduledAt, n.ExpiresAt = orZero(scheduled), orZero(expires)
+		n.ScheduledAt, n.ExpiresAt, n.DueFor = orZero(scheduled), orZero(expires), max(0, micros(dueFor))
 		if n.Priority, err = priorityWord(priority); err != nil {
 			return fmt.Errorf("notice %d: %w", n.ID, err)
 		}

@@ -146,7 +146,9 @@ var pageTests = []test{
 		require.Len(w.t, due, 1)
 		require.InDelta(w.t, time.Hour, due[0].In, float64(time.Minute))
 		w.Elapse(w.t, time.Hour+time.Minute)
-		require.Len(w.t, w.page(term, 10).Work, 3)
+		work := w.page(term, 10).Work
+		require.Len(w.t, work, 3)
+		require.InDelta(w.t, time.Minute, work[0].Notice.DueFor, float64(30*time.Second), "since its own time, not since it was accepted")
 		require.Equal(w.t, 3, w.send(term, school.Accepted))
 		require.Equal(w.t, school.NoticeCompleted, w.progress(id).Status)
 	}},
