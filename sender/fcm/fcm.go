@@ -30,10 +30,6 @@ const (
 	DefaultInFlight    = 1000
 )
 
-// firstTokenWait is how long a call waits for the first access token after the
-// start, which is on its way then. Later ones are there beforehand.
-const firstTokenWait = 3 * time.Second
-
 // googleEndpoint is FCM's own.
 const googleEndpoint = "https://fcm.googleapis.com"
 
@@ -199,7 +195,7 @@ func (f *FCM) Send(ctx context.Context, batch sender.Batch) []sender.Result {
 		return nil
 	}
 	if f.tokens != nil {
-		f.tokens.awaitFirst(ctx, firstTokenWait)
+		f.tokens.awaitFirst(ctx)
 	}
 	results := make([]sender.Result, len(batch.Messages))
 	var sending sync.WaitGroup

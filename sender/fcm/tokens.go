@@ -37,6 +37,9 @@ const (
 	// refusalPause is the least time between two fetches that were caused by
 	// FCM refusing a token.
 	refusalPause = 10 * time.Second
+	// firstWait is how long after the start calls wait for the first token,
+	// which is on its way then. Later ones are there beforehand.
+	firstWait = 3 * time.Second
 )
 
 // credentialTypes are the kinds of file that are taken: all of which get a token
@@ -110,6 +113,7 @@ type tokens struct {
 
 	now    atomic.Pointer[tokenState]
 	first  chan struct{} // closed when the first fetch has ended
+	until  time.Time     // nobody waits for that any longer
 	nudge  chan string   // capacity 1: the header that FCM refused
 	stop   context.CancelFunc
 	closed chan struct{}
@@ -125,21 +129,21 @@ func newTokens(fetch func(context.Context) (*auth.Token, error), log *slog.Logge
 	ctx, stop := context.WithCancel(context.Background())
 	t := &tokens{
 		fetch: fetch, log: log, metrics: m,
-		first: make(chan struct{}), nudge: make(chan string, 1), stop: stop, closed: make(chan struct{}),
+		first: make(chan struct{}), until: time.Now().Add(firstWait), nudge: make(chan string, 1), stop: stop, closed: make(chan struct{}),
 	}
 	t.now.Store(&tokenState{})
 	go t.run(ctx)
 	return t
 }
 
-// awaitFirst waits until the first fetch has ended, at most most.
-func (t *tokens) awaitFirst(ctx context.Context, most time.Duration) {
+// awaitFirst waits until the first fetch has ended, or was given time enough.
+func (t *tokens) awaitFirst(ctx context.Context) {
 	select {
 	case <-t.first:
 		return
 	default:
 	}
-	timer := time.NewTimer(most)
+	timer := time.NewTimer(time.Until(t.until))
 	defer timer.Stop()
 	select {
 	case <-t.first:
