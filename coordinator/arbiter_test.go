@@ -74,6 +74,13 @@ func (a *arbiter) held(schoolID string) *lock {
 }
 
 // heldBy is the lock's owner, empty without one.
+// lockCount counts the locks that are there.
+func (a *arbiter) lockCount() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.locks)
+}
+
 func (a *arbiter) heldBy(schoolID string) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()

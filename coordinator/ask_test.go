@@ -105,7 +105,7 @@ func TestConfirmationsOfALostTermAreRefused(t *testing.T) {
 	})
 }
 
-func TestAReplicaThatIsNotPreferredTakesNoLockForNothing(t *testing.T) {
+func TestNoReplicaTakesALockForNothing(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		w.start("r1")

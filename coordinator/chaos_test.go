@@ -43,7 +43,7 @@ func (w *world) chaos(seed uint64) {
 		return random.IntN(n)
 	}
 	ops := []string{
-		"peek", "hold", "open", "bind", "takeover", "reconcile", "page", "skip", "ensure", "reserve",
+		"peek", "work in", "hold", "open", "bind", "takeover", "reconcile", "page", "skip", "ensure", "reserve",
 		"check", "claim", "send", "record", "settle", "withdraw", "release", "extend", "rebuild", "tell", "due", "ping", "has work",
 	}
 	faults := func(op string) error {

@@ -144,7 +144,7 @@ func TestARestingSchoolHoldsNothing(t *testing.T) {
 		w.pass(10 * time.Second)
 		require.Len(w, w.receiver.of(""), 300)
 		require.Zero(w, r.Working())
-		require.Empty(w, w.arbiter.locks)
+		require.Zero(w, w.arbiter.lockCount())
 		require.Equal(w, before, w.goroutines())
 		w.pass(2 * time.Hour)
 		require.Len(w, w.receiver.of(""), 600)
@@ -168,7 +168,7 @@ func TestAWaitingSchoolHoldsNothing(t *testing.T) {
 		}
 		w.pass(time.Second)
 		require.Equal(w, 1, r.Working())
-		require.Len(w, w.arbiter.locks, 1)
+		require.Equal(w, 1, w.arbiter.lockCount())
 		require.Equal(w, before, w.goroutines())
 		w.receiver.takes(0)
 		w.pass(time.Minute)

@@ -61,7 +61,7 @@ func TestResultsThatAreVoidAreDropped(t *testing.T) {
 		w.outbox.accept("A", 400)
 		r.Wake("A")
 		w.pass(10 * time.Second)
-		require.Equal(w, steps(begins, batchOf(200)[:7]), w.script.of("A")[:13])
+		require.Equal(w, steps(begins, batchOf(200)[:7]), w.script.of("A")[:14])
 		require.NotContains(w, w.script.of("A"), "settle:200", "the new owner's word counts")
 		require.Contains(w, w.log.events("turn_failed")[0]["error"], "taken over")
 		w.pass(10 * time.Minute)
@@ -100,7 +100,7 @@ func TestTheStopGivesUpOnResultsThatCannotBeRecorded(t *testing.T) {
 func TestAPanicConcernsOneSchoolAlone(t *testing.T) {
 	t.Parallel()
 	for _, op := range []string{
-		"peek", "hold", "open", "bind", "takeover", "reconcile", "page", "skip",
+		"peek", "work in", "hold", "open", "bind", "takeover", "reconcile", "page", "skip",
 		"ensure", "reserve", "check", "claim", "send", "record", "settle", "withdraw",
 	} {
 		t.Run(op, func(t *testing.T) {

@@ -231,33 +231,37 @@ func (o *outbox) Due(ctx context.Context, horizon time.Duration) ([]school.Due, 
 	return due, nil
 }
 
-func (o *outbox) HasWork(ctx context.Context, schoolID string) (bool, error) {
-	if err := o.script.enter(ctx, "has work", schoolID, ""); err != nil {
-		return false, err
+func (o *outbox) WorkIn(ctx context.Context, schoolID string) (time.Duration, error) {
+	if err := o.script.enter(ctx, "work in", schoolID, ""); err != nil {
+		return 0, err
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	in := school.Never
 	row := o.schools[schoolID]
 	if row == nil || row.settings.Paused {
-		return false, nil
+		return in, nil
 	}
 	now := time.Now()
+	work := func(at time.Time) {
+		if d := max(0, at.Sub(now)); in == school.Never || d < in {
+			in = d
+		}
+	}
 	for _, n := range row.notices {
-		if n.frontier < len(n.recipients) && !n.from().After(now) {
-			return true, nil
+		if n.frontier < len(n.recipients) {
+			work(n.from())
 		}
 		for _, r := range n.recipients {
-			if r.batch == "" && r.State == school.RetryPending && !r.due.After(now) {
-				return true, nil
+			if r.batch == "" && r.State == school.RetryPending {
+				work(r.due)
 			}
 		}
 	}
 	for _, b := range row.open() {
-		if !b.deadline.After(now) {
-			return true, nil
-		}
+		work(b.deadline)
 	}
-	return false, nil
+	return in, nil
 }
 
 func (o *outbox) Confirm(ctx context.Context, t school.Term, confirmed []school.Recorded) error {

@@ -23,8 +23,10 @@ type Queue interface {
 	// those whose earliest work comes within horizon. Paused schools are left out.
 	Due(ctx context.Context, horizon time.Duration) ([]school.Due, error)
 
-	// HasWork reports whether Due would list the school as due now.
-	HasWork(ctx context.Context, schoolID string) (bool, error)
+	// WorkIn tells when the school has work next, as Due would with an endless
+	// horizon, the deadlines of unsettled batches ahead included: 0 is now,
+	// school.Never is not at all, or the school is paused or not there.
+	WorkIn(ctx context.Context, schoolID string) (time.Duration, error)
 
 	// OpenTerm raises the school's fence by one and makes (acquisition, owner)
 	// its holder. From its return on, no claim of an older fence commits.

@@ -77,7 +77,7 @@ func TestARollingRestartSendsEverythingOnce(t *testing.T) {
 // TestAStopAtAnyStepLeavesNothing stops the replica during each call of a turn.
 func TestAStopAtAnyStepLeavesNothing(t *testing.T) {
 	t.Parallel()
-	for _, op := range []string{"peek", "hold", "open", "bind", "reconcile", "page", "ensure", "reserve", "check", "claim", "send", "record", "settle", "release"} {
+	for _, op := range []string{"peek", "work in", "hold", "open", "bind", "reconcile", "page", "ensure", "reserve", "check", "claim", "send", "record", "settle", "release"} {
 		t.Run(op, func(t *testing.T) {
 			t.Parallel()
 			inWorld(t, func(w *world) {

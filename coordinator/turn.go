@@ -88,14 +88,16 @@ func (t *turn) run(ctx context.Context) (verdict, error) {
 	if err := t.c.storeLives(ctx); err != nil {
 		return verdict{kind: verdictFailed}, err
 	}
-	if !t.c.isPreferred(t.school) {
-		// The preferred one was told as well and had a moment's lead: a look spares
-		// a lock and a term for work that is done.
-		if has, err := t.hasWork(ctx); err != nil {
-			return verdict{kind: verdictFailed}, err
-		} else if !has {
-			return verdict{kind: verdictIdle}, nil
-		}
+	// Hints come more often than work: a look spares a lock and a term, and its
+	// fence, for work that is done already.
+	in, err := t.workIn(ctx)
+	switch {
+	case err != nil:
+		return verdict{kind: verdictFailed}, err
+	case in == school.Never:
+		return verdict{kind: verdictIdle}, nil
+	case in > 0:
+		return verdict{kind: verdictIdle, look: true, wait: in + t.gather()}, nil
 	}
 	var v verdict
 	err = t.c.holder.Hold(ctx, t.school, t.c.etc.of(t.school), func(ctx context.Context, l Lease) error {
@@ -135,15 +137,15 @@ func (t *turn) peek(ctx context.Context) (school.Peek, error) {
 	return peek, nil
 }
 
-func (t *turn) hasWork(ctx context.Context) (bool, error) {
+func (t *turn) workIn(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	has, err := t.c.queue.HasWork(ctx, t.school)
+	in, err := t.c.queue.WorkIn(ctx, t.school)
 	if err != nil {
-		return false, fmt.Errorf("look for work of school %s: %w", t.school, err)
+		return 0, fmt.Errorf("look for work of school %s: %w", t.school, err)
 	}
 	t.c.storeAnswered()
-	return has, nil
+	return in, nil
 }
 
 // held is the turn under the lock.
@@ -309,9 +311,10 @@ func (t *turn) idle() verdict {
 	if t.nextDue <= 0 {
 		return verdict{kind: verdictIdle}
 	}
-	gather := min(gatherMost, t.c.cfg.Retry.Base/20)
-	return verdict{kind: verdictIdle, look: true, wait: max(0, t.nextDue-time.Since(t.looked)) + gather}
+	return verdict{kind: verdictIdle, look: true, wait: max(0, t.nextDue-time.Since(t.looked)) + t.gather()}
 }
+
+func (t *turn) gather() time.Duration { return min(gatherMost, t.c.cfg.Retry.Base/20) }
 
 // dueIn notes that the school has later work.
 func (t *turn) dueIn(d time.Duration) {

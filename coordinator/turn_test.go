@@ -14,7 +14,7 @@ import (
 )
 
 // The steps of a turn and of a batch of n, in their one order.
-var begins = []string{"peek", "hold", "open", "bind", "reconcile", "page"}
+var begins = []string{"peek", "work in", "hold", "open", "bind", "reconcile", "page"}
 
 func batchOf(n int) []string {
 	return []string{
@@ -103,22 +103,22 @@ func TestAFailureAtAStep(t *testing.T) {
 		{
 			name:    "the lock cannot be taken",
 			arrange: func(w *world) { w.script.onCall("hold", at(1, errAway)) },
-			turn:    []string{"peek", "hold"}, reason: "cut off",
+			turn:    []string{"peek", "work in", "hold"}, reason: "cut off",
 		},
 		{
 			name:    "the term cannot be opened",
 			arrange: func(w *world) { w.script.onCall("open", at(1, errAway)) },
-			turn:    []string{"peek", "hold", "open", "release"}, reason: "open term of school A",
+			turn:    []string{"peek", "work in", "hold", "open", "release"}, reason: "open term of school A",
 		},
 		{
 			name:    "the fence cannot be bound",
 			arrange: func(w *world) { w.script.onCall("bind", at(1, errAway)) },
-			turn:    []string{"peek", "hold", "open", "bind", "release"}, reason: "bind fence 1 of school A",
+			turn:    []string{"peek", "work in", "hold", "open", "bind", "release"}, reason: "bind fence 1 of school A",
 		},
 		{
 			name:    "the quota cannot be reconciled",
 			arrange: func(w *world) { w.script.onCall("reconcile", at(1, errAway)) },
-			turn:    []string{"peek", "hold", "open", "bind", "reconcile", "release"}, reason: "reconcile quota of school A",
+			turn:    []string{"peek", "work in", "hold", "open", "bind", "reconcile", "release"}, reason: "reconcile quota of school A",
 		},
 		{
 			name:    "the page cannot be read",
@@ -410,7 +410,7 @@ func TestAPausedSchoolSendsNothing(t *testing.T) {
 			w.outbox.accept("A", 200)
 			r.Wake("A")
 			w.pass(time.Hour)
-			require.Equal(w, []string{"peek", "hold", "open", "bind", "release"}, w.script.of("A"))
+			require.Equal(w, []string{"peek", "work in"}, w.script.of("A"))
 		})
 	})
 	t.Run("paused before a page without anybody to send to", func(t *testing.T) {
@@ -461,7 +461,7 @@ func TestAHintOfASchoolThatIsNotThereCostsNothingMore(t *testing.T) {
 		r := w.start("r1")
 		r.Hear("nobody")
 		w.pass(time.Hour)
-		require.Equal(w, []string{"peek", "hold", "open", "release"}, w.script.of("nobody"))
+		require.Equal(w, []string{"peek", "work in"}, w.script.of("nobody"))
 		require.Empty(w, w.log.events("turn_failed"))
 	})
 }

@@ -66,7 +66,8 @@ func TestWakesWhileATurnRunsCostOneMoreTurn(t *testing.T) {
 			r.Wake("A")
 		}
 		w.pass(time.Minute)
-		require.Equal(w, 2, w.script.count("hold"))
+		require.Equal(w, 2, w.script.count("peek"))
+		require.Equal(w, 1, w.script.count("hold"), "and no lock where the work is done")
 	})
 }
 

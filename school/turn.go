@@ -116,3 +116,6 @@ type Due struct {
 	In     time.Duration // 0: now; otherwise until its earliest work
 	Since  time.Duration // with In 0: for how long the oldest work has been due
 }
+
+// Never is the time until work that a school does not have.
+const Never time.Duration = -1

@@ -31,8 +31,8 @@ func (o cuttableOutbox) Due(ctx context.Context, horizon time.Duration) ([]schoo
 	return through(ctx, o.line, func(ctx context.Context) ([]school.Due, error) { return o.next.Due(ctx, horizon) })
 }
 
-func (o cuttableOutbox) HasWork(ctx context.Context, schoolID string) (bool, error) {
-	return through(ctx, o.line, func(ctx context.Context) (bool, error) { return o.next.HasWork(ctx, schoolID) })
+func (o cuttableOutbox) WorkIn(ctx context.Context, schoolID string) (time.Duration, error) {
+	return through(ctx, o.line, func(ctx context.Context) (time.Duration, error) { return o.next.WorkIn(ctx, schoolID) })
 }
 
 func (o cuttableOutbox) OpenTerm(ctx context.Context, schoolID, acquisition, owner string) (school.Term, error) {

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -72,26 +71,34 @@ func (db *DB) Due(ctx context.Context, horizon time.Duration) ([]school.Due, err
 	return due, nil
 }
 
-const hasWorkSQL = `
-SELECT NOT t.paused AND (
-	EXISTS (SELECT FROM push_clusters c
-		WHERE c.school_id = $1 AND c.ended_at IS NULL AND c.closing IS NULL AND c.due_at <= statement_timestamp()
-			AND c.frontier < c.total_count AND (c.expires_at IS NULL OR c.expires_at > statement_timestamp()))
-	OR EXISTS (SELECT FROM push_cluster_tokens r
-		WHERE r.school_id = $1 AND r.retry_after IS NOT NULL AND r.retry_after <= statement_timestamp())
-	OR EXISTS (SELECT FROM push_batches b
-		WHERE b.school_id = $1 AND b.settled_at IS NULL AND b.send_deadline <= statement_timestamp()))
-FROM school_terms t JOIN schools s ON s.id = t.school_id WHERE t.school_id = $1`
+// workInSQL probes the same indexes for one school.
+const workInSQL = `
+SELECT ceil(extract(epoch FROM min(w.at) - statement_timestamp()) * 1000000)::bigint
+FROM school_terms t JOIN schools s ON s.id = t.school_id CROSS JOIN LATERAL (
+	SELECT n.due_at AS at FROM generate_series(0, 2) AS p(priority) CROSS JOIN LATERAL (
+		SELECT c.due_at FROM push_clusters c
+		WHERE c.school_id = $1 AND c.ended_at IS NULL AND c.priority = p.priority AND c.closing IS NULL
+			AND c.frontier < c.total_count AND (c.expires_at IS NULL OR c.expires_at > statement_timestamp())
+		ORDER BY c.due_at LIMIT 1) n
+	UNION ALL
+	(SELECT r.retry_after FROM push_cluster_tokens r
+		WHERE r.school_id = $1 AND r.retry_after IS NOT NULL ORDER BY r.retry_after LIMIT 1)
+	UNION ALL
+	SELECT min(b.send_deadline) FROM push_batches b WHERE b.school_id = $1 AND b.settled_at IS NULL
+) w
+WHERE t.school_id = $1 AND NOT t.paused`
 
-// HasWork reports whether Due would list the school as due now. A school that is
-// not there has none. school.ErrUnavailable.
-func (db *DB) HasWork(ctx context.Context, schoolID string) (has bool, err error) {
-	err = db.dispatch.QueryRow(ctx, hasWorkSQL, schoolID).Scan(&has)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
+// WorkIn tells when the school has work next: a due or scheduled notice with
+// recipients beyond its frontier, a retry, an unsettled batch that reaches its
+// send deadline. 0 is now; school.Never is not at all, or the school is paused or
+// not there. school.ErrUnavailable.
+func (db *DB) WorkIn(ctx context.Context, schoolID string) (time.Duration, error) {
+	var in *int64
+	if err := db.dispatch.QueryRow(ctx, workInSQL, schoolID).Scan(&in); err != nil {
+		return 0, readError("work of school "+schoolID, err)
 	}
-	if err != nil {
-		return false, readError("work of school "+schoolID, err)
+	if in == nil {
+		return school.Never, nil
 	}
-	return has, nil
+	return max(0, micros(*in)), nil
 }

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -111,7 +112,9 @@ func (a *Arena) Close() error {
 	}
 	var errs []error
 	for _, r := range a.all() {
-		errs = append(errs, r.program.Close())
+		if p := r.process.Load(); p != nil {
+			errs = append(errs, p.Close())
+		}
 	}
 	if a.DB != nil {
 		a.DB.Close()
@@ -143,15 +146,22 @@ func (a *Arena) migrate(ctx context.Context) error {
 	return errors.Join(err, p.Close())
 }
 
-// Replica is one schoolbell process.
+// Replica is one schoolbell process, or one after another under the same name.
 type Replica struct {
 	Name string // instance id
-	URL  string
 
 	arena   *Arena
 	env     map[string]string
-	program *local.Program
+	process atomic.Pointer[process]
 }
+
+type process struct {
+	*local.Program
+	url string
+}
+
+// URL is where the replica's API answers; another one after each start.
+func (r *Replica) URL() string { return r.process.Load().url }
 
 // StartReplica starts one more replica, with further variables of its own, and
 // returns when it is ready.
@@ -198,34 +208,38 @@ func (r *Replica) Start(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		vars = append(vars, name+"="+env[name])
 	}
-	r.URL = "http://" + addr
-	r.program, err = local.StartProgram(ctx, local.ProgramConfig{
+	url := "http://" + addr
+	program, err := local.StartProgram(ctx, local.ProgramConfig{
 		Path: a.cfg.Program, Args: []string{"serve"}, Env: vars, Stdout: a.log, Stderr: a.log,
 		Ready: func(ctx context.Context) error {
-			_, err := r.Client().Ready(ctx)
+			_, err := clientOf(url).Ready(ctx)
 			return err
 		},
 	})
 	if err != nil {
 		return fmt.Errorf("replica %s: %w", r.Name, err)
 	}
+	r.process.Store(&process{Program: program, url: url})
 	return nil
 }
 
 // Client calls this replica's API.
-func (r *Replica) Client() *api.Client {
-	return &api.Client{BaseURL: r.URL, Key: Key, HTTP: httpClient}
+func (r *Replica) Client() *api.Client { return clientOf(r.URL()) }
+
+func clientOf(url string) *api.Client {
+	return &api.Client{BaseURL: url, Key: Key, HTTP: httpClient}
 }
 
 var httpClient = &http.Client{Timeout: 60 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 16, DisableKeepAlives: true}}
 
 // Alive reports whether the process runs.
 func (r *Replica) Alive() bool {
-	if r.program == nil {
+	p := r.process.Load()
+	if p == nil {
 		return false
 	}
 	select {
-	case <-r.program.Exited():
+	case <-p.Exited():
 		return false
 	default:
 		return true
@@ -235,25 +249,26 @@ func (r *Replica) Alive() bool {
 // Kill ends the process with SIGKILL.
 func (r *Replica) Kill() error {
 	r.arena.note(verdict.Fault{At: time.Now(), Kind: verdict.Kill, Target: r.Name})
-	r.program.Kill()
-	return r.program.Close()
+	p := r.process.Load()
+	p.Kill()
+	return p.Close()
 }
 
 // Died notes that the process ended by itself, as if it had been killed, at the
 // latest now.
 func (r *Replica) Died(at time.Time) error {
 	r.arena.note(verdict.Fault{At: at, Kind: verdict.Kill, Target: r.Name})
-	return r.program.Close()
+	return r.process.Load().Close()
 }
 
 // Stop ends the process gracefully (SIGTERM) and returns its exit code.
 func (r *Replica) Stop(ctx context.Context) (int, error) {
 	r.arena.note(verdict.Fault{At: time.Now(), Kind: "stop", Target: r.Name})
-	return r.program.Stop(ctx)
+	return r.process.Load().Stop(ctx)
 }
 
 // Exited is closed when the process has ended.
-func (r *Replica) Exited() <-chan struct{} { return r.program.Exited() }
+func (r *Replica) Exited() <-chan struct{} { return r.process.Load().Exited() }
 
 // Replicas are all replicas, alive or not.
 func (a *Arena) Replicas() []*Replica { return a.all() }

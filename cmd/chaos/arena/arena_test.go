@@ -223,7 +223,10 @@ func TestRedisFlushedFiveTimes(t *testing.T) {
 func TestRollingRestartLosesNoRequestAndNoMessage(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	a := open(t, Config{Replicas: 3, Limit: 1000, Rest: time.Second, Settings: short(),
+	settings := short()
+	// As long as a load balancer may go on sending after it last looked.
+	settings["SCHOOLBELL_STOP_DELAY"] = "2s"
+	a := open(t, Config{Replicas: 3, Limit: 1000, Rest: time.Second, Settings: settings,
 		Behaviour: simulator.Behaviour{Latency: simulator.Latency{Base: 30 * time.Millisecond}}})
 	stop := make(chan struct{})
 	var posters sync.WaitGroup

@@ -123,7 +123,7 @@ func TestBrokenUploadStoresNothing(t *testing.T) {
 
 func post(ctx context.Context, t *testing.T, a *Arena, contentType string, body io.Reader) (int, []byte) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.Alive().URL+"/v1/notices", body)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.Alive().URL()+"/v1/notices", body)
 	require.NoError(t, err)
 	req.Header.Set("Content-Type", contentType)
 	req.Header.Set("Authorization", "Bearer "+Key)

@@ -117,7 +117,7 @@ func TestFCMWithAKilledOwner(t *testing.T) {
 // dialsOf is how many connections to FCM a replica has begun to make.
 func dialsOf(ctx context.Context, t *testing.T, r *Replica) int {
 	t.Helper()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.URL+"/metrics", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.URL()+"/metrics", nil)
 	require.NoError(t, err)
 	resp, err := httpClient.Do(req)
 	require.NoError(t, err)

@@ -71,37 +71,40 @@ var confirmTests = []test{
 			require.True(w.t, k.Uncertain)
 		}
 	}},
-	{"HasWork/agrees with Due", func(w *world) {
-		has := func() bool {
+	{"WorkIn/agrees with Due", func(w *world) {
+		next := func() time.Duration {
 			w.t.Helper()
-			got, err := w.Store.HasWork(w.ctx(), "A")
+			in, err := w.Store.WorkIn(w.ctx(), "A")
 			require.NoError(w.t, err)
 			due, err := w.Store.Due(w.ctx(), 0)
 			require.NoError(w.t, err)
-			require.Equal(w.t, len(due) > 0, got, "Due: %v", due)
-			return got
+			require.Equal(w.t, len(due) > 0, in == 0, "Due: %v", due)
+			return in
 		}
-		require.False(w.t, has(), "a school that is not there")
+		require.Equal(w.t, school.Never, next(), "a school that is not there")
 		later := plain("A")
 		later.ScheduledAt = time.Now().Add(time.Hour)
 		w.accept(later, devices(1))
-		require.False(w.t, has(), "scheduled for later")
+		require.InDelta(w.t, time.Hour, next(), float64(time.Minute), "scheduled for later")
 		w.notice("A", 3)
-		require.True(w.t, has(), "a due notice")
+		require.Zero(w.t, next(), "a due notice")
 		x := w.term("A", "x")
 		w.claim(x, w.page(x, 3).Work)
-		require.False(w.t, has(), "all is in flight")
+		require.InDelta(w.t, longest+recording, next(), float64(5*time.Second), "all is in flight: the batch's deadline")
 		w.Elapse(w.t, 30*time.Second)
-		require.True(w.t, has(), "an orphaned batch")
+		require.Zero(w.t, next(), "an orphaned batch")
 		require.NoError(w.t, w.Store.Pause(w.ctx(), "A"))
-		require.False(w.t, has(), "paused")
+		require.Equal(w.t, school.Never, next(), "paused")
 		require.NoError(w.t, w.Store.Resume(w.ctx(), "A"))
 		y := w.term("A", "y")
 		_, err := w.Store.Takeover(w.ctx(), y, policy)
 		require.NoError(w.t, err)
-		require.True(w.t, has(), "orphans are due at once")
+		require.Zero(w.t, next(), "orphans are due at once")
+		w.send(y, school.Unavailable)
+		require.InDelta(w.t, time.Minute, next(), float64(15*time.Second), "a retry")
+		w.Elapse(w.t, 2*time.Minute)
 		w.send(y, school.Accepted)
-		require.False(w.t, has(), "nothing left")
+		require.InDelta(w.t, time.Hour, next(), float64(5*time.Minute), "only what is scheduled is left")
 	}},
 }
 

@@ -28,7 +28,7 @@ type Store interface {
 	Accept(ctx context.Context, n *school.Notice, total int, recipients iter.Seq2[school.NewRecipient, error]) (school.Receipt, error)
 
 	Due(ctx context.Context, horizon time.Duration) ([]school.Due, error)
-	HasWork(ctx context.Context, schoolID string) (bool, error)
+	WorkIn(ctx context.Context, schoolID string) (time.Duration, error)
 	OpenTerm(ctx context.Context, schoolID, acquisition, owner string) (school.Term, error)
 	Takeover(ctx context.Context, t school.Term, policy school.RetryPolicy) (school.Orphans, error)
 	Page(ctx context.Context, t school.Term, limit int) (school.Page, error)
