@@ -17,11 +17,11 @@ func TestReplicaIsReadableWithRedisCLI(t *testing.T) {
 	s := startServer(t)
 	r := redislease.NewRegistry(s.client, s.keys)
 	ctx := t.Context()
-	now, err := r.Beat(ctx, watchdog.Member{Instance: "one", Version: "v1", Address: "10.0.0.7:8080", SchoolsHeld: 2}, time.Minute)
+	now, err := r.Beat(ctx, watchdog.Member{Instance: "one", Version: "v1", Address: "10.0.0.7:8080", SchoolsHeld: 2, Rate: 12.5}, time.Minute)
 	require.NoError(t, err)
 	text := now.UTC().Format(time.RFC3339Nano)
 	require.Equal(t, map[string]string{
-		"since": text, "version": "v1", "address": "10.0.0.7:8080", "schools_held": "2", "heartbeat_at": text,
+		"since": text, "version": "v1", "address": "10.0.0.7:8080", "schools_held": "2", "rate_per_second": "12.5", "heartbeat_at": text,
 	}, s.direct.HGetAll(ctx, "schoolbell:replica:one").Val())
 	require.InDelta(t, time.Minute, s.direct.PTTL(ctx, "schoolbell:replica:one").Val(), float64(5*time.Second))
 	require.EqualValues(t, now.UnixMilli(), s.direct.ZScore(ctx, "schoolbell:replicas", "one").Val())
