@@ -44,8 +44,8 @@ const idAttempts = 8
 // stored; school.ErrCommitUnknown where the connection broke before the answer
 // and the notice could not be found afterwards.
 func (db *DB) Accept(ctx context.Context, n *school.Notice, total int, recipients iter.Seq2[school.NewRecipient, error]) (school.Receipt, error) {
-	if !school.ValidID(n.School) {
-		return school.Receipt{}, &school.FieldError{Field: "school", Message: "must be 1 to 64 of A-Z a-z 0-9 . _ -"}
+	if err := checkSchoolID(n.School); err != nil {
+		return school.Receipt{}, err
 	}
 	if r, ok, err := db.replay(ctx, n); ok || err != nil {
 		return r, err
@@ -53,23 +53,9 @@ func (db *DB) Accept(ctx context.Context, n *school.Notice, total int, recipient
 	next, stop := iter.Pull2(recipients)
 	defer stop()
 	seen := newSeen(total)
-	head := make([]recipientRow, 0, min(max(total, 16), inOneStatement))
-	for len(head) < inOneStatement {
-		r, err, ok := next()
-		if !ok {
-			break
-		}
-		if err != nil {
-			return school.Receipt{}, err
-		}
-		row, err := seen.row(r)
-		if err != nil {
-			return school.Receipt{}, err
-		}
-		head = append(head, row)
-	}
-	if len(head) == 0 {
-		return school.Receipt{}, &school.FieldError{Field: "recipients", Message: "must name at least one device"}
+	head, err := seen.head(next, total)
+	if err != nil {
+		return school.Receipt{}, err
 	}
 	args, err := noticeArgs(n)
 	if err != nil {
@@ -87,6 +73,13 @@ func (db *DB) Accept(ctx context.Context, n *school.Notice, total int, recipient
 		}
 	}
 	return receipt, err
+}
+
+func checkSchoolID(id string) error {
+	if !school.ValidID(id) {
+		return &school.FieldError{Field: "school", Message: "must be 1 to 64 of A-Z a-z 0-9 . _ -"}
+	}
+	return nil
 }
 
 // replay looks for the first answer to the notice's idempotency key before
@@ -300,6 +293,30 @@ type seenTokens struct {
 
 func newSeen(total int) *seenTokens {
 	return &seenTokens{set: make(map[[16]byte]struct{}, min(max(total, 0), school.MaxRecipients))}
+}
+
+// head reads as many recipients as one statement takes, so that most notices
+// are read before anything is begun; fewer than that are all there are.
+func (s *seenTokens) head(next func() (school.NewRecipient, error, bool), total int) ([]recipientRow, error) {
+	rows := make([]recipientRow, 0, min(max(total, 16), inOneStatement))
+	for len(rows) < inOneStatement {
+		r, err, ok := next()
+		if !ok {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		row, err := s.row(r)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, row)
+	}
+	if len(rows) == 0 {
+		return nil, &school.FieldError{Field: "recipients", Message: "must name at least one device"}
+	}
+	return rows, nil
 }
 
 func (s *seenTokens) row(r school.NewRecipient) (recipientRow, error) {

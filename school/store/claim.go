@@ -28,22 +28,38 @@ const claimSQL = `SELECT schoolbell_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $1
 // new term and Withdraw settle it.
 func (db *DB) Claim(ctx context.Context, t school.Term, c school.Claim) error {
 	op := "claim batch " + c.Batch
+	b, err := claimedOf(t, c)
+	if err != nil {
+		return err
+	}
+	return db.take(ctx, op, t, c.Work, []any{
+		c.Batch, c.Sender, b.size, c.Grant.Cycle, b.attempted, b.filled,
+		c.Longest.Microseconds(), c.Record.Microseconds(), c.Rule.Limit, restMillis(c.Rule.Rest), c.Rule.Version,
+	})
+}
+
+// claimed is what a claim makes of its grant.
+type claimed struct {
+	size      int  // recipients to be handed over
+	attempted int  // of the cycle, these included
+	filled    bool // they reach the limit
+}
+
+// claimedOf checks a claim. One that got fewer than were reserved gives the
+// difference back, and does not fill the cycle then.
+func claimedOf(t school.Term, c school.Claim) (claimed, error) {
 	size := c.Size()
 	switch {
 	case c.Batch == "":
-		return fmt.Errorf("claim for school %s: no batch id", t.School)
+		return claimed{}, fmt.Errorf("claim for school %s: no batch id", t.School)
 	case c.Grant.Kind != school.Granted || size < 1 || size > c.Grant.Size:
-		return fmt.Errorf("%s: %d recipients for a grant of %d", op, size, c.Grant.Size)
+		return claimed{}, fmt.Errorf("claim batch %s: %d recipients for a grant of %d", c.Batch, size, c.Grant.Size)
 	case c.Longest <= 0 || c.Record < 0 || c.Rule.Limit < 1 || c.Rule.Rest <= 0:
-		return fmt.Errorf("%s: longest %s, record %s, limit %d, rest %s: must be positive", op, c.Longest, c.Record, c.Rule.Limit, c.Rule.Rest)
+		return claimed{}, fmt.Errorf("claim batch %s: longest %s, record %s, limit %d, rest %s: must be positive",
+			c.Batch, c.Longest, c.Record, c.Rule.Limit, c.Rule.Rest)
 	}
-	// A claim that got fewer than were reserved gives the difference back, and
-	// does not fill the cycle then.
 	short := c.Grant.Size - size
-	return db.take(ctx, op, t, c.Work, []any{
-		c.Batch, c.Sender, size, c.Grant.Cycle, c.Grant.Attempted - short, c.Grant.Filled && short == 0,
-		c.Longest.Microseconds(), c.Record.Microseconds(), c.Rule.Limit, restMillis(c.Rule.Rest), c.Rule.Version,
-	})
+	return claimed{size: size, attempted: c.Grant.Attempted - short, filled: c.Grant.Filled && short == 0}, nil
 }
 
 // Skip moves frontiers over recipients that are not to be sent, when there is
@@ -51,15 +67,20 @@ func (db *DB) Claim(ctx context.Context, t school.Term, c school.Claim) error {
 // nothing but a new page.
 func (db *DB) Skip(ctx context.Context, t school.Term, work []school.Work) error {
 	op := "skip recipients of school " + t.School
+	if err := checkSkips(op, work); err != nil || len(work) == 0 {
+		return err
+	}
+	return db.take(ctx, op, t, work, []any{nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil})
+}
+
+// checkSkips refuses to pass over a recipient that is to be sent.
+func checkSkips(op string, work []school.Work) error {
 	for i := range work {
 		if work[i].Sendable() {
 			return fmt.Errorf("%s: recipient %s is to be sent", op, school.MessageID(work[i].Notice.ID, work[i].Seq))
 		}
 	}
-	if len(work) == 0 {
-		return nil
-	}
-	return db.take(ctx, op, t, work, []any{nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil})
+	return nil
 }
 
 func (db *DB) take(ctx context.Context, op string, t school.Term, work []school.Work, batch []any) error {

@@ -23,7 +23,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -106,9 +105,9 @@ type DB struct {
 	dispatch *pgxpool.Pool
 	reads    *pgxpool.Pool
 	readSQL  *sql.DB
-	models   *gorm.DB // read models, on the reads pool
+	readModels
 
-	sweepAfter atomic.Int64 // the notice after which the next sweep goes on
+	sweep sweep
 }
 
 // Open connects and checks the schema: ErrSchemaOld where it must be migrated
@@ -162,7 +161,7 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	}
 	db.readSQL = stdlib.OpenDBFromPool(db.reads)
 	// gorm's own logger would print statements with their values, tokens among them.
-	db.models, err = gorm.Open(postgres.New(postgres.Config{Conn: db.readSQL}), &gorm.Config{
+	models, err := gorm.Open(postgres.New(postgres.Config{Conn: db.readSQL}), &gorm.Config{
 		Logger:                 logger.Discard,
 		SkipDefaultTransaction: true,
 		TranslateError:         true,
@@ -171,8 +170,11 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("store: open: %w", err)
 	}
-	db.metrics, err = newMetrics(cfg.Registerer, map[string]*pgxpool.Pool{
-		"ingest": db.ingest, "dispatch": db.dispatch, "reads": db.reads,
+	db.readModels = readModels{func(ctx context.Context, op string, fn func(*gorm.DB) error) error {
+		return readError(op, fn(models.WithContext(ctx)))
+	}}
+	db.metrics, err = newMetrics(cfg.Registerer, map[string]func() poolStats{
+		"ingest": pgxStats(db.ingest), "dispatch": pgxStats(db.dispatch), "reads": pgxStats(db.reads),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("store: metrics: %w", err)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"gorm.io/gorm"
 
 	"schoolbell/school"
 )
@@ -103,7 +104,7 @@ func readError(op string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, pgx.ErrNoRows) {
+	if errors.Is(err, pgx.ErrNoRows) || errors.Is(err, gorm.ErrRecordNotFound) {
 		return fmt.Errorf("%s: %w", op, school.ErrNotFound)
 	}
 	return meaning(op, err, school.ErrUnavailable)

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"time"
+
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -12,7 +14,7 @@ type metrics struct {
 	countsRepaired prometheus.Counter
 }
 
-func newMetrics(reg prometheus.Registerer, pools map[string]*pgxpool.Pool) (*metrics, error) {
+func newMetrics(reg prometheus.Registerer, pools map[string]func() poolStats) (*metrics, error) {
 	m := &metrics{
 		registerer: reg,
 		countsRepaired: prometheus.NewCounter(prometheus.CounterOpts{
@@ -55,9 +57,26 @@ func (m *metrics) unregister() {
 	}
 }
 
+// poolStats are what a pool of connections tells of itself.
+type poolStats struct {
+	acquired, idle, max int
+	waits               int64
+	waited              time.Duration
+}
+
+func pgxStats(p *pgxpool.Pool) func() poolStats {
+	return func() poolStats {
+		s := p.Stat()
+		return poolStats{
+			acquired: int(s.AcquiredConns()), idle: int(s.IdleConns()), max: int(s.MaxConns()),
+			waits: s.EmptyAcquireCount(), waited: s.AcquireDuration(),
+		}
+	}
+}
+
 // poolCollector reads the pools' own statistics when it is scraped.
 type poolCollector struct {
-	pools                              map[string]*pgxpool.Pool
+	pools                              map[string]func() poolStats
 	acquired, idle, max, waits, waited *prometheus.Desc
 }
 
@@ -68,12 +87,12 @@ func (c *poolCollector) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (c *poolCollector) Collect(ch chan<- prometheus.Metric) {
-	for name, p := range c.pools {
-		s := p.Stat()
-		ch <- prometheus.MustNewConstMetric(c.acquired, prometheus.GaugeValue, float64(s.AcquiredConns()), name)
-		ch <- prometheus.MustNewConstMetric(c.idle, prometheus.GaugeValue, float64(s.IdleConns()), name)
-		ch <- prometheus.MustNewConstMetric(c.max, prometheus.GaugeValue, float64(s.MaxConns()), name)
-		ch <- prometheus.MustNewConstMetric(c.waits, prometheus.CounterValue, float64(s.EmptyAcquireCount()), name)
-		ch <- prometheus.MustNewConstMetric(c.waited, prometheus.CounterValue, s.AcquireDuration().Seconds(), name)
+	for name, stats := range c.pools {
+		s := stats()
+		ch <- prometheus.MustNewConstMetric(c.acquired, prometheus.GaugeValue, float64(s.acquired), name)
+		ch <- prometheus.MustNewConstMetric(c.idle, prometheus.GaugeValue, float64(s.idle), name)
+		ch <- prometheus.MustNewConstMetric(c.max, prometheus.GaugeValue, float64(s.max), name)
+		ch <- prometheus.MustNewConstMetric(c.waits, prometheus.CounterValue, float64(s.waits), name)
+		ch <- prometheus.MustNewConstMetric(c.waited, prometheus.CounterValue, s.waited.Seconds(), name)
 	}
 }

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"database/sql/driver"
+	"errors"
 	"fmt"
 	"time"
 
@@ -36,12 +38,12 @@ type noticeModel struct {
 	JobStatus   string
 	Priority    int
 	Delivery    string
-	ScheduledAt *time.Time
-	ExpiresAt   *time.Time
-	FirstSendAt *time.Time
-	LastSendAt  *time.Time
-	EndedAt     *time.Time
-	CreatedAt   time.Time
+	ScheduledAt instant
+	ExpiresAt   instant
+	FirstSendAt instant
+	LastSendAt  instant
+	EndedAt     instant
+	CreatedAt   instant
 	TraceParent string `gorm:"column:traceparent"`
 	Title       string
 	Body        string
@@ -77,7 +79,7 @@ func (m *noticeModel) progress() (school.Progress, error) {
 			ID: m.ID, School: m.SchoolID,
 			Content:  school.Content{Title: m.Title, Body: m.Body, Data: m.Data, Image: m.Image, Link: m.Link},
 			Priority: priority, Delivery: school.Delivery(m.Delivery),
-			ScheduledAt: orZero(m.ScheduledAt), ExpiresAt: orZero(m.ExpiresAt), TraceParent: m.TraceParent,
+			ScheduledAt: m.ScheduledAt.Time, ExpiresAt: m.ExpiresAt.Time, TraceParent: m.TraceParent,
 		},
 		Status: school.Status(m.JobStatus),
 		Counts: school.Counts{
@@ -89,8 +91,33 @@ func (m *noticeModel) progress() (school.Progress, error) {
 				Duplicate: m.SkippedDuplicateCount, NotAllowed: m.SkippedNotAllowedCount,
 			},
 		},
-		CreatedAt: m.CreatedAt, FirstSendAt: orZero(m.FirstSendAt), LastSendAt: orZero(m.LastSendAt), EndedAt: orZero(m.EndedAt),
+		CreatedAt: m.CreatedAt.Time, FirstSendAt: m.FirstSendAt.Time, LastSendAt: m.LastSendAt.Time, EndedAt: m.EndedAt.Time,
 	}, nil
+}
+
+// instant is a time as either engine gives it: PostgreSQL a timestamp, SQLite
+// microseconds since 1970. NULL is the zero time.
+type instant struct{ time.Time }
+
+// Scan implements sql.Scanner.
+func (i *instant) Scan(v any) error {
+	switch v := v.(type) {
+	case nil:
+		i.Time = time.Time{}
+	case time.Time:
+		i.Time = v
+	case int64:
+		i.Time = time.UnixMicro(v).UTC()
+	default:
+		return fmt.Errorf("a time of type %T", v)
+	}
+	return nil
+}
+
+// Value implements driver.Valuer, without which gorm takes the field for a
+// table. Nothing is written through it.
+func (i instant) Value() (driver.Value, error) {
+	return nil, errors.New("a read model is not written")
 }
 
 func orZero(t *time.Time) time.Time {

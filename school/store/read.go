@@ -2,9 +2,7 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"time"
 
 	"gorm.io/gorm"
 
@@ -21,41 +19,47 @@ func checkLimit(op string, limit int) error {
 	return nil
 }
 
+// readModels are what people look at, through gorm, on either engine. run gives
+// a session and says what its error means.
+type readModels struct {
+	run func(ctx context.Context, op string, fn func(q *gorm.DB) error) error
+}
+
 // Notice returns a notice with what became of it so far. school.ErrNotFound,
 // school.ErrUnavailable.
-func (db *DB) Notice(ctx context.Context, id int64) (school.Progress, error) {
+func (r readModels) Notice(ctx context.Context, id int64) (school.Progress, error) {
 	op := fmt.Sprintf("notice %d", id)
 	var m noticeModel
-	err := db.models.WithContext(ctx).Where("id = ?", id).Take(&m).Error
-	if errors.Is(err, gorm.ErrRecordNotFound) {
-		return school.Progress{}, fmt.Errorf("%s: %w", op, school.ErrNotFound)
-	}
+	err := r.run(ctx, op, func(q *gorm.DB) error { return q.Where("id = ?", id).Take(&m).Error })
 	if err != nil {
-		return school.Progress{}, readError(op, err)
+		return school.Progress{}, err
 	}
 	return m.progress()
 }
 
 // Notices lists notices, newest first. school.ErrUnavailable; *school.FieldError
 // for a limit outside 1 … 1000.
-func (db *DB) Notices(ctx context.Context, f school.NoticeFilter) ([]school.Progress, error) {
+func (r readModels) Notices(ctx context.Context, f school.NoticeFilter) ([]school.Progress, error) {
 	const op = "notices"
 	if err := checkLimit(op, f.Limit); err != nil {
 		return nil, err
 	}
-	q := db.models.WithContext(ctx).Order("id DESC").Limit(f.Limit)
-	if f.School != "" {
-		q = q.Where("school_id = ?", f.School)
-	}
-	if f.Status != "" {
-		q = q.Where("job_status = ?", string(f.Status))
-	}
-	if f.Before != 0 {
-		q = q.Where("id < ?", f.Before)
-	}
 	var list []noticeModel
-	if err := q.Find(&list).Error; err != nil {
-		return nil, readError(op, err)
+	err := r.run(ctx, op, func(q *gorm.DB) error {
+		q = q.Order("id DESC").Limit(f.Limit)
+		if f.School != "" {
+			q = q.Where("school_id = ?", f.School)
+		}
+		if f.Status != "" {
+			q = q.Where("job_status = ?", string(f.Status))
+		}
+		if f.Before != 0 {
+			q = q.Where("id < ?", f.Before)
+		}
+		return q.Find(&list).Error
+	})
+	if err != nil {
+		return nil, err
 	}
 	notices := make([]school.Progress, len(list))
 	for i := range list {
@@ -78,7 +82,7 @@ type recipientModel struct {
 	Attempts   int
 	ErrorCode  *string
 	Reason     *string
-	RetryAfter *time.Time
+	RetryAfter instant
 }
 
 func (recipientModel) TableName() string { return "push_cluster_token_states" }
@@ -86,30 +90,28 @@ func (recipientModel) TableName() string { return "push_cluster_token_states" }
 // Recipients lists recipients of one notice in order of seq, IN_PROGRESS worked
 // out and tokens shortened. school.ErrNotFound, school.ErrUnavailable;
 // *school.FieldError for a limit outside 1 … 1000.
-func (db *DB) Recipients(ctx context.Context, id int64, f school.RecipientFilter) ([]school.RecipientRow, error) {
+func (r readModels) Recipients(ctx context.Context, id int64, f school.RecipientFilter) ([]school.RecipientRow, error) {
 	op := fmt.Sprintf("recipients of notice %d", id)
 	if err := checkLimit(op, f.Limit); err != nil {
 		return nil, err
 	}
-	q := db.models.WithContext(ctx).Where("cluster_id = ? AND seq > ?", id, f.After).Order("seq").Limit(f.Limit)
-	if f.State != "" {
-		q = q.Where("job_status = ?", string(f.State))
-	}
-	if f.Code != "" {
-		q = q.Where("error_code = ?", f.Code)
-	}
 	var list []recipientModel
-	if err := q.Find(&list).Error; err != nil {
-		return nil, readError(op, err)
-	}
-	if len(list) == 0 {
-		var n int64
-		if err := db.models.WithContext(ctx).Model(&noticeModel{}).Where("id = ?", id).Limit(1).Count(&n).Error; err != nil {
-			return nil, readError(op, err)
+	err := r.run(ctx, op, func(session *gorm.DB) error {
+		q := session.Where("cluster_id = ? AND seq > ?", id, f.After).Order("seq").Limit(f.Limit)
+		if f.State != "" {
+			q = q.Where("job_status = ?", string(f.State))
 		}
-		if n == 0 {
-			return nil, fmt.Errorf("%s: %w", op, school.ErrNotFound)
+		if f.Code != "" {
+			q = q.Where("error_code = ?", f.Code)
 		}
+		if err := q.Find(&list).Error; err != nil || len(list) > 0 {
+			return err
+		}
+		var known noticeModel
+		return session.Select("id").Where("id = ?", id).Take(&known).Error
+	})
+	if err != nil {
+		return nil, err
 	}
 	rows := make([]school.RecipientRow, len(list))
 	for i := range list {
@@ -117,7 +119,7 @@ func (db *DB) Recipients(ctx context.Context, id int64, f school.RecipientFilter
 		rows[i] = school.RecipientRow{
 			Seq: m.Seq, Ref: orEmpty(m.Ref), MessageID: school.MessageID(m.ClusterID, m.Seq), Token: m.Token,
 			State: school.State(m.JobStatus), Attempts: m.Attempts, Code: orEmpty(m.ErrorCode),
-			Reason: school.Reason(orEmpty(m.Reason)), NextTryAt: orZero(m.RetryAfter),
+			Reason: school.Reason(orEmpty(m.Reason)), NextTryAt: m.RetryAfter.Time,
 		}
 	}
 	return rows, nil

@@ -134,15 +134,24 @@ func (db *DB) Takeover(ctx context.Context, t school.Term, _ school.RetryPolicy)
 // school.ErrCommitUnknown: asking and confirming again is harmless.
 func (db *DB) Confirm(ctx context.Context, t school.Term, confirmed []school.Recorded) error {
 	op := "confirm recipients of school " + t.School
+	if err := checkConfirmed(op, confirmed); err != nil {
+		return err
+	}
 	notices, seqs, attempts := make([]int64, len(confirmed)), make([]int32, len(confirmed)), make([]int32, len(confirmed))
 	for i, r := range confirmed {
-		if r.Change.State != school.Success {
-			return fmt.Errorf("%s: recipient %s: state %s is not what a confirmation writes", op, school.MessageID(r.Notice, r.Seq), r.Change.State)
-		}
 		notices[i], seqs[i], attempts[i] = r.Notice, int32(r.Seq), int32(r.Change.Attempts)
 	}
 	return change(ctx, db.dispatch, op, func(c *pgx.Conn) error {
 		_, err := c.Exec(ctx, `SELECT schoolbell_confirm($1, $2, $3, $4, $5, $6)`, t.School, t.Fence, t.Acquisition, notices, seqs, attempts)
 		return err
 	})
+}
+
+func checkConfirmed(op string, confirmed []school.Recorded) error {
+	for _, r := range confirmed {
+		if r.Change.State != school.Success {
+			return fmt.Errorf("%s: recipient %s: state %s is not what a confirmation writes", op, school.MessageID(r.Notice, r.Seq), r.Change.State)
+		}
+	}
+	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -46,33 +48,42 @@ WHERE c.id = $1`
 // only if something is wrong with it. school.ErrUnavailable.
 func (db *DB) Sweep(ctx context.Context) (stranded int, err error) {
 	const op = "sweep"
-	after := db.sweepAfter.Load()
-	rows, err := db.reads.Query(ctx, sweepListSQL, after)
+	rows, err := db.reads.Query(ctx, sweepListSQL, db.sweep.after.Load())
 	if err != nil {
 		return 0, readError(op, err)
 	}
-	type candidate struct {
-		ID    int64
-		Total int
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[candidate])
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[sweepCandidate])
 	if err != nil {
 		return 0, readError(op, err)
 	}
-	counted := 0
+	return db.sweep.over(list, func(id int64) (int, error) { return db.sweepNotice(ctx, id) })
+}
+
+type sweepCandidate struct {
+	ID    int64
+	Total int
+}
+
+// sweep remembers the notice after which the next one goes on.
+type sweep struct{ after atomic.Int64 }
+
+// over looks at the notices of the list, which begins after the one remembered,
+// until it has counted enough recipients.
+func (s *sweep) over(list []sweepCandidate, look func(id int64) (stranded int, err error)) (stranded int, err error) {
+	counted, after := 0, s.after.Load()
 	for _, n := range list {
 		if counted > 0 && counted+n.Total > sweepRows {
-			db.sweepAfter.Store(after)
+			s.after.Store(after)
 			return stranded, nil
 		}
 		counted, after = counted+n.Total, n.ID
-		found, err := db.sweepNotice(ctx, n.ID)
+		found, err := look(n.ID)
 		stranded += found
 		if err != nil {
 			return stranded, err
 		}
 	}
-	db.sweepAfter.Store(0)
+	s.after.Store(0)
 	return stranded, nil
 }
 
@@ -95,12 +106,17 @@ func (db *DB) sweepNotice(ctx context.Context, id int64) (stranded int, err erro
 	if err != nil {
 		return 0, err
 	}
-	if wrong {
-		db.metrics.countsRepaired.Inc()
-	}
-	db.log.ErrorContext(ctx, "a notice was put right", "event", "notice_repaired",
-		"notice", id, "counts_wrong", wrong, "not_ended", finished, "stranded", stranded)
+	putRight(ctx, db.log, db.metrics, id, wrong, finished, stranded)
 	return stranded, nil
+}
+
+// putRight tells of something that must not happen.
+func putRight(ctx context.Context, log *slog.Logger, m *metrics, notice int64, wrong, finished bool, stranded int) {
+	if wrong {
+		m.countsRepaired.Inc()
+	}
+	log.ErrorContext(ctx, "a notice was put right", "event", "notice_repaired",
+		"notice", notice, "counts_wrong", wrong, "not_ended", finished, "stranded", stranded)
 }
 
 // RecipientCounts is the store's work in numbers, for metrics.
