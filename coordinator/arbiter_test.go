@@ -73,7 +73,6 @@ func (a *arbiter) held(schoolID string) *lock {
 	return nil
 }
 
-// heldBy is the lock's owner, empty without one.
 // lockCount counts the locks that are there.
 func (a *arbiter) lockCount() int {
 	a.mu.Lock()
@@ -81,6 +80,7 @@ func (a *arbiter) lockCount() int {
 	return len(a.locks)
 }
 
+// heldBy is the lock's owner, empty without one.
 func (a *arbiter) heldBy(schoolID string) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()

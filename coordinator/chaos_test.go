@@ -44,7 +44,7 @@ func (w *world) chaos(seed uint64) {
 	}
 	ops := []string{
 		"peek", "work in", "hold", "open", "bind", "takeover", "reconcile", "page", "skip", "ensure", "reserve",
-		"check", "claim", "send", "record", "settle", "withdraw", "release", "extend", "rebuild", "tell", "due", "ping", "has work",
+		"check", "claim", "send", "record", "settle", "withdraw", "release", "extend", "rebuild", "tell", "due", "ping",
 	}
 	faults := func(op string) error {
 		switch d := draw(1000); {
