@@ -136,6 +136,7 @@ func (s State) Peek(now int64) school.Peek {
 		Limit:     s.Limit,
 		Cycle:     s.Cycle,
 		Resting:   duration(max(0, s.Next-now)),
+		Orphaned:  slices.ContainsFunc(s.Open, func(o Open) bool { return o.Deadline <= now }),
 	}
 }
 

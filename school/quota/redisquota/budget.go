@@ -73,6 +73,7 @@ func (b *Budget) Peek(ctx context.Context, schoolID string) (school.Peek, error)
 		LeaseLeft: r.millis(4),
 		Owner:     r.text(5),
 		Fence:     r.decimal(6),
+		Orphaned:  r.int(7) == 1,
 	}
 	p.Held = p.LeaseLeft > 0
 	if r.status != "KNOWN" && r.status != "UNKNOWN" {

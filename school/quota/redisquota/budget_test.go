@@ -249,6 +249,32 @@ func TestPeek(t *testing.T) {
 	require.Equal(t, school.NotOwner, g.Kind, "two fences that a Lua number cannot tell apart")
 }
 
+// TestPeekSeesWhatADeadOwnerLeft: its recipients wait for a successor, also
+// through a rest.
+func TestPeekSeesWhatADeadOwnerLeft(t *testing.T) {
+	t.Parallel()
+	for name, size := range map[string]int{"an ordinary batch": 200, "the batch that fills the cycle": 5000} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := begun(t, startServer(t))
+			r := reservation("b1", size)
+			_, err := l.Reserve(r)
+			require.NoError(t, err)
+			p, err := l.Peek()
+			require.NoError(t, err)
+			require.False(t, p.Orphaned, "its call may still run")
+			l.At(quotatest.Epoch + r.Longest.Milliseconds())
+			p, err = l.Peek()
+			require.NoError(t, err)
+			require.True(t, p.Orphaned)
+			require.NoError(t, l.Settle(school.Settlement{Batch: "b1", Cycle: p.Cycle, Attempted: size}))
+			p, err = l.Peek()
+			require.NoError(t, err)
+			require.False(t, p.Orphaned, "taken over")
+		})
+	}
+}
+
 func TestHashIsReadable(t *testing.T) {
 	t.Parallel()
 	l := begun(t, startServer(t))
