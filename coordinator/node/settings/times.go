@@ -1,6 +1,10 @@
 package settings
 
-import "time"
+import (
+	"time"
+
+	"schoolbell/watchdog"
+)
 
 // Durations that are part of the design, not settings.
 const (
@@ -19,37 +23,30 @@ func (s Settings) BatchTime(sender string) time.Duration {
 }
 
 // Lease is how long a lock lives without being extended, for this ETC (R11).
-func Lease(etc time.Duration) time.Duration { return etc * 3 / 2 }
+func Lease(etc time.Duration) time.Duration { return watchdog.LeaseFor(etc) }
 
-// Margin is m: what the local end of a lease lies before its end in Redis. 1 %
-// of the lease for clocks that run at different speeds, a tenth of the lease
-// but at most 500 ms for a clock that steps, 100 ms for the process itself.
-func Margin(etc time.Duration) time.Duration {
-	lease := Lease(etc)
-	return lease/100 + min(500*time.Millisecond, lease/10) + 100*time.Millisecond
-}
+// Margin is m: what the local end of a lease lies before its end in Redis.
+func Margin(etc time.Duration) time.Duration { return watchdog.Margin(Lease(etc)) }
 
 // LeastETC is the shortest ETC, in whole milliseconds, whose lease still fits a
 // batch of b when it is due to be extended: ETC ≥ b + Margin(ETC).
-func LeastETC(b time.Duration) time.Duration { return solveETC(1, b) }
+func LeastETC(b time.Duration) time.Duration { return watchdog.LeastETC(b) }
 
 // ComfortableETC is the shortest ETC, in whole milliseconds, with which sending
 // goes on through one missed extend: ETC ≥ 2 (b + Margin(ETC)).
-func ComfortableETC(b time.Duration) time.Duration { return solveETC(2, b) }
-
-// solveETC finds the least x with x ≥ n (b + Margin(x)), n being 1 or 2. Margin
-// is the lesser of two straight lines in x (0.015 x + 600 ms and
-// 0.165 x + 100 ms), so the answer is the lesser of the two lines' answers. The
-// quotients are whole numbers of thousandths, rounded down, and then lifted to
-// the first millisecond that satisfies the condition itself.
-func solveETC(n int64, b time.Duration) time.Duration {
-	steep := time.Duration(n) * (b + 100*time.Millisecond) * 1000 / time.Duration(1000-165*n)
-	flat := time.Duration(n) * (b + 600*time.Millisecond) * 1000 / time.Duration(1000-15*n)
-	x := min(steep, flat).Truncate(time.Millisecond)
-	for x < time.Duration(n)*(b+Margin(x)) {
-		x += time.Millisecond
+func ComfortableETC(b time.Duration) time.Duration {
+	// Margin grows by at most 16.5 % of etc, so this closes in from below.
+	etc := 2 * b
+	for {
+		need := 2 * (b + Margin(etc))
+		if rest := need % time.Millisecond; rest > 0 {
+			need += time.Millisecond - rest
+		}
+		if need <= etc {
+			return etc
+		}
+		etc = need
 	}
-	return x
 }
 
 // ETCBounds are what the learned ETC of a school with this sender is clamped
