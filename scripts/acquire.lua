@@ -18,24 +18,12 @@
 -- released, is refused by not-after; it is the one absolute time that crosses,
 -- and it is this server's own, which the caller knows from an earlier answer.
 -- One key, so that it goes on working while a cluster moves the slot.
-local t = redis.call('TIME')
-local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+-- include time.lua
 
+-- rfc3339 is the moment in UTC, to the millisecond.
 local function rfc3339(ms)
   local sec = math.floor(ms / 1000)
-  local days = math.floor(sec / 86400)
-  local rest = sec - days * 86400
-  local z = days + 719468
-  local era = math.floor(z / 146097)
-  local doe = z - era * 146097
-  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
-  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
-  local mp = math.floor((5 * doy + 2) / 153)
-  local day = doy - math.floor((153 * mp + 2) / 5) + 1
-  local month = mp < 10 and mp + 3 or mp - 9
-  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
-  return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%03dZ', year, month, day,
-    math.floor(rest / 3600), math.floor(rest / 60) % 60, rest % 60, ms - sec * 1000)
+  return utc(sec) .. string.format('.%03dZ', ms - sec * 1000)
 end
 
 local lock = KEYS[1]

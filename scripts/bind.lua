@@ -11,8 +11,7 @@
 -- changed hands never gets the old owner's number. A repeat writes the same
 -- number, an older one changes nothing. Only this acquisition's own lock is
 -- touched, and never its TTL.
-local t = redis.call('TIME')
-local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+-- include time.lua
 
 local lock, acq, fence = KEYS[1], ARGV[1], tonumber(ARGV[2])
 if not acq or acq == '' or not fence or fence < 1 then

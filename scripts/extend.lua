@@ -14,24 +14,12 @@
 -- lock is held lengthens its TTL (and expires_at, which is the TTL in words) and
 -- nothing else, since renewals keeps the greatest count; after a release or for
 -- another's lock it finds nothing to do.
-local t = redis.call('TIME')
-local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+-- include time.lua
 
+-- rfc3339 is the moment in UTC, to the millisecond.
 local function rfc3339(ms)
   local sec = math.floor(ms / 1000)
-  local days = math.floor(sec / 86400)
-  local rest = sec - days * 86400
-  local z = days + 719468
-  local era = math.floor(z / 146097)
-  local doe = z - era * 146097
-  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
-  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
-  local mp = math.floor((5 * doy + 2) / 153)
-  local day = doy - math.floor((153 * mp + 2) / 5) + 1
-  local month = mp < 10 and mp + 3 or mp - 9
-  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
-  return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%03dZ', year, month, day,
-    math.floor(rest / 3600), math.floor(rest / 60) % 60, rest % 60, ms - sec * 1000)
+  return utc(sec) .. string.format('.%03dZ', ms - sec * 1000)
 end
 
 local lock, acq = KEYS[1], ARGV[1]

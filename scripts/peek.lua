@@ -10,8 +10,7 @@
 --
 -- Atomic because lock and quota are of one moment. It writes nothing, so that
 -- it may run on a replica and a repeat is no matter.
-local t = redis.call('TIME')
-local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+-- include time.lua
 
 local held = redis.call('HMGET', KEYS[1], 'owner', 'fence')
 local pttl = math.max(0, redis.call('PTTL', KEYS[1]))

@@ -1,23 +1,5 @@
 package scripts
 
-import (
-	_ "embed"
-	"strings"
-)
-
-// quotaRule is what the quota's scripts have in common. Redis scripts cannot
-// call one another, so it is put in where a script says so.
-//
-//go:embed shared/quota.lua
-var quotaRule string
-
-const includeQuota = "-- include quota.lua\n"
-
-// include puts shared text in the place of its include line.
-func include(src string) string {
-	return strings.Replace(src, includeQuota, quotaRule, 1)
-}
-
 // Reserve grants attempts to a school's owner: reserve.lua.
 func Reserve() Script { return load("reserve") }
 

@@ -9,8 +9,7 @@
 -- Atomic because owner check and DEL are one step: a slow former owner never
 -- frees another's lock. A repeat finds nothing and answers NOT_HELD, which a
 -- caller whose first try had no answer takes for done.
-local t = redis.call('TIME')
-local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+-- include time.lua
 
 local lock, acq = KEYS[1], ARGV[1]
 if not acq or acq == '' then

@@ -14,9 +14,10 @@ import (
 	"crypto/sha1"
 	"embed"
 	"encoding/hex"
+	"strings"
 )
 
-//go:embed *.lua
+//go:embed *.lua shared/*.lua
 var files embed.FS
 
 // Script is one Lua source and the SHA-1 that EVALSHA names it by.
@@ -34,7 +35,9 @@ func All() ([]Script, error) {
 	}
 	all := make([]Script, 0, len(entries))
 	for _, e := range entries {
-		all = append(all, load(e.Name()[:len(e.Name())-len(".lua")]))
+		if name, ok := strings.CutSuffix(e.Name(), ".lua"); ok {
+			all = append(all, load(name))
+		}
 	}
 	return all, nil
 }
@@ -42,11 +45,28 @@ func All() ([]Script, error) {
 // load reads an embedded script. The name is a constant of this package, so a
 // missing file is a broken build, not a condition to handle.
 func load(name string) Script {
-	src, err := files.ReadFile(name + ".lua")
-	if err != nil {
-		panic("scripts: " + name + ".lua is not embedded: " + err.Error())
-	}
-	source := include(string(src))
+	source := include(read(name + ".lua"))
 	sum := sha1.Sum([]byte(source))
 	return Script{Name: name, Source: source, SHA: hex.EncodeToString(sum[:])}
+}
+
+// include puts in the texts that several scripts have in common, where a script
+// says so, since Redis scripts cannot call one another. The quota's text includes
+// the clock's.
+func include(src string) string {
+	for _, name := range []string{"quota.lua", "time.lua"} {
+		line := "-- include " + name + "\n"
+		if strings.Contains(src, line) {
+			src = strings.Replace(src, line, read("shared/"+name), 1)
+		}
+	}
+	return src
+}
+
+func read(name string) string {
+	src, err := files.ReadFile(name)
+	if err != nil {
+		panic("scripts: " + name + " is not embedded: " + err.Error())
+	}
+	return string(src)
 }

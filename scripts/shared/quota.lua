@@ -2,8 +2,7 @@
 -- scripts share. Package school/quota is the same rule in Go, names included,
 -- and says why each part is there; a differential test holds them together.
 -- Integers only; everything in ms. Nothing is written before save().
-local t = redis.call('TIME')
-local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+-- include time.lua
 
 local KEEP_SETTLED = 128
 local SKEW = 1000
@@ -32,22 +31,7 @@ end
 
 -- rfc3339 is the moment in UTC, rounded up to whole seconds, so that nobody who
 -- goes by it comes too early.
-local function rfc3339(ms)
-  local sec = math.ceil(ms / 1000)
-  local days = math.floor(sec / 86400)
-  local rest = sec - days * 86400
-  local z = days + 719468
-  local era = math.floor(z / 146097)
-  local doe = z - era * 146097
-  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
-  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
-  local mp = math.floor((5 * doy + 2) / 153)
-  local day = doy - math.floor((153 * mp + 2) / 5) + 1
-  local month = mp < 10 and mp + 3 or mp - 9
-  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
-  return string.format('%04d-%02d-%02dT%02d:%02d:%02dZ', year, month, day,
-    math.floor(rest / 3600), math.floor(rest / 60) % 60, rest % 60)
-end
+local function rfc3339(ms) return utc(math.ceil(ms / 1000)) .. 'Z' end
 
 local NUMBERS = {'inc', 'cycle', 'attempted', 'limit', 'rest_ms',
   'setting_version', 'setting_limit', 'setting_rest_ms',

@@ -400,10 +400,14 @@ func TestTimesInWordsAreRight(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	for _, script := range []scripts.Script{scripts.Acquire(), scripts.Extend()} {
-		begin := strings.Index(script.Source, "local function rfc3339")
-		require.Positive(t, begin, script.Name)
-		end := strings.Index(script.Source[begin:], "\nend\n")
-		function := script.Source[begin:begin+end] + "\nend\nreturn rfc3339(tonumber(ARGV[1]))"
+		var function string
+		for _, name := range []string{"utc", "rfc3339"} {
+			begin := strings.Index(script.Source, "local function "+name)
+			require.Positive(t, begin, script.Name)
+			end := strings.Index(script.Source[begin:], "\nend\n")
+			function += script.Source[begin:begin+end] + "\nend\n"
+		}
+		function += "return rfc3339(tonumber(ARGV[1]))"
 		rapid.Check(t, func(t *rapid.T) {
 			at := time.UnixMilli(rapid.Int64Range(0, 4_102_444_800_000).Draw(t, "ms")).UTC() // to the year 2100
 			text, err := s.direct.Eval(context.Background(), function, nil, at.UnixMilli()).Text()
