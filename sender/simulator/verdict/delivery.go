@@ -95,7 +95,9 @@ func (j *Judge) missed(v *Verdict, lines *violations, name string, m *message, a
 	switch m.state {
 	case Pending, InProgress, RetryPending:
 		v.Waiting++
-		lines.add("waiting: message %s has not come to an end", name)
+		if !j.cfg.Unfinished {
+			lines.add("waiting: message %s has not come to an end", name)
+		}
 		return
 	}
 	if arrived {

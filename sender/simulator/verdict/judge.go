@@ -34,6 +34,10 @@ type Config struct {
 	Start    time.Time       // zero: the first arrival
 	Seed     int64
 	Replicas int
+
+	// Unfinished says that the run was ended before its work was: recipients
+	// whose state has not ended are counted and are no violation.
+	Unfinished bool
 }
 
 // Notice is a notice that was accepted for sending: its recipients are the

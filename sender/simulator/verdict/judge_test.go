@@ -34,6 +34,26 @@ func TestACleanRunPasses(t *testing.T) {
 	require.InDelta(t, 2600/v.Seconds, v.RatePerSecond, 0.1)
 }
 
+// Of a run that was ended early, what still waits is counted and breaks nothing;
+// what is lost still does.
+func TestAnUnfinishedRunMayLeaveRecipientsWaiting(t *testing.T) {
+	t.Parallel()
+	r := clean()
+	r.without(func(a simulator.Arrival) bool { return a.Message == "nA.77" || a.Message == "nA.78" })
+	r.states["nA.77"] = Pending
+	r.counts = nil
+	v := r.judgeBy(t, func(j *Judge) {
+		j.cfg.Unfinished = true
+		for _, a := range r.arrivals {
+			j.Arrival(a)
+		}
+	})
+	require.Equal(t, 1, v.Waiting)
+	require.Equal(t, 1, v.Lost)
+	require.Len(t, v.Violations, 1)
+	require.Contains(t, v.Violations[0], "nA.78 is SUCCESS")
+}
+
 // Each defect alone must be seen, in the number that is there for it.
 func TestEachDefectIsReported(t *testing.T) {
 	t.Parallel()
