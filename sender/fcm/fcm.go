@@ -67,12 +67,13 @@ type Config struct {
 
 // FCM is a sender.Sender for one Firebase project.
 type FCM struct {
-	cfg    Config
-	client *messaging.Client
-	tokens *tokens // nil: no Authorization
-	wire   wire
-	flight *semaphore.Weighted
-	log    *slog.Logger
+	cfg     Config
+	client  *messaging.Client
+	tokens  *tokens // nil: no Authorization
+	wire    wire
+	flight  *semaphore.Weighted
+	metrics *metrics
+	log     *slog.Logger
 }
 
 var _ sender.Sender = (*FCM)(nil)
@@ -121,7 +122,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*FCM, error) 
 		return fail(err)
 	}
 
-	f := &FCM{cfg: cfg, log: log, flight: semaphore.NewWeighted(int64(cfg.InFlight)), wire: newWire(cfg, to, m)}
+	f := &FCM{cfg: cfg, log: log, flight: semaphore.NewWeighted(int64(cfg.InFlight)), wire: newWire(cfg, to, m), metrics: m}
 	// Without WithHTTPClient the SDK builds a transport of its own.
 	client := &http.Client{
 		Transport:     &once{next: f.wire},
@@ -259,6 +260,9 @@ func (f *FCM) one(ctx context.Context, batch sender.Batch, m *sender.Message) (r
 		send = f.client.SendDryRun
 	}
 	name, err := send(context.WithValue(ctx, callKey{}, c), message(batch, m, time.Now()))
+	if c.repeats > 0 {
+		f.metrics.repeats.Add(float64(c.repeats))
+	}
 	r = c.result(ctx, name, err, time.Now())
 	if r.Class == sender.Misconfigured && c.status == http.StatusUnauthorized && f.tokens != nil {
 		f.tokens.refused(c.authorization)

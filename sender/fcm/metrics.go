@@ -13,6 +13,7 @@ type metrics struct {
 	connections      prometheus.Gauge
 	dials            prometheus.Counter
 	tokens, noTokens prometheus.Counter
+	repeats          prometheus.Counter
 }
 
 // newMetrics registers the collectors, or finds those that another sender of
@@ -30,14 +31,17 @@ func newMetrics(name string, reg prometheus.Registerer) (*metrics, error) {
 		Namespace: "schoolbell", Name: "fcm_token_refreshes_total",
 		Help: "Fetches of an access token: ok, failed.",
 	}, []string{"sender", "result"})
+	repeats := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: "schoolbell", Name: "fcm_repeats_refused_total",
+		Help: "Requests that the Firebase SDK wanted to send again by itself. None left; there should be none.",
+	}, []string{"sender"})
 	if reg != nil {
-		var err error
-		if connections, err = registered(reg, connections); err == nil {
-			if dials, err = registered(reg, dials); err == nil {
-				tokens, err = registered(reg, tokens)
-			}
-		}
-		if err != nil {
+		var errs [4]error
+		connections, errs[0] = registered(reg, connections)
+		dials, errs[1] = registered(reg, dials)
+		tokens, errs[2] = registered(reg, tokens)
+		repeats, errs[3] = registered(reg, repeats)
+		if err := errors.Join(errs[:]...); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
 	}
@@ -46,6 +50,7 @@ func newMetrics(name string, reg prometheus.Registerer) (*metrics, error) {
 		dials:       dials.WithLabelValues(name),
 		tokens:      tokens.WithLabelValues(name, "ok"),
 		noTokens:    tokens.WithLabelValues(name, "failed"),
+		repeats:     repeats.WithLabelValues(name),
 	}, nil
 }
 
