@@ -117,16 +117,19 @@ func exec(tb testing.TB, conn *pgx.Conn, sql string, args ...any) {
 	require.NoError(tb, err)
 }
 
+// timeColumns are the times that matter, in either engine.
+var timeColumns = []string{
+	"push_cluster_tokens.retry_after", "push_cluster_tokens.processed_at",
+	"push_clusters.due_at", "push_clusters.scheduled_at", "push_clusters.expires_at", "push_clusters.created_at",
+	"push_clusters.first_send_at", "push_clusters.last_send_at", "push_clusters.ended_at",
+	"push_batches.claimed_at", "push_batches.send_deadline", "push_batches.settled_at",
+	"school_terms.next_eligible_at", "devices.registered_at", "devices.retired_at",
+}
+
 // elapse moves every time in the database d into the past.
 func elapse(tb testing.TB, conn *pgx.Conn, d time.Duration) {
 	tb.Helper()
-	for _, column := range []string{
-		"push_cluster_tokens.retry_after", "push_cluster_tokens.processed_at",
-		"push_clusters.due_at", "push_clusters.scheduled_at", "push_clusters.expires_at", "push_clusters.created_at",
-		"push_clusters.first_send_at", "push_clusters.last_send_at", "push_clusters.ended_at",
-		"push_batches.claimed_at", "push_batches.send_deadline", "push_batches.settled_at",
-		"school_terms.next_eligible_at", "devices.registered_at", "devices.retired_at",
-	} {
+	for _, column := range timeColumns {
 		table, name, _ := strings.Cut(column, ".")
 		exec(tb, conn, fmt.Sprintf(`UPDATE %s SET %s = %s - $1 * interval '1 microsecond' WHERE %s IS NOT NULL`, table, name, name, name), d.Microseconds())
 	}

@@ -3,6 +3,7 @@ package storetest
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -159,5 +160,20 @@ var schoolTests = []test{
 		require.Empty(w.t, rows)
 		_, err = w.Store.Recipients(w.ctx(), 1, school.RecipientFilter{Limit: 100})
 		require.ErrorIs(w.t, err, school.ErrNotFound)
+	}},
+	{"Recipients/never show a whole token, nor more than a third of it", func(w *world) {
+		tokens := []string{"a", "ab", "abc", "tok-1", "토큰토큰토큰토", "0123456789abcdefg", "0123456789abcdefgh", strings.Repeat("t", 200)}
+		var recipients []school.NewRecipient
+		for _, token := range tokens {
+			recipients = append(recipients, school.NewRecipient{Token: token})
+		}
+		rows, err := w.Store.Recipients(w.ctx(), w.accept(plain("A"), list(recipients...)), school.RecipientFilter{Limit: 100})
+		require.NoError(w.t, err)
+		require.Len(w.t, rows, len(tokens))
+		var shown []string
+		for _, r := range rows {
+			shown = append(shown, r.Token)
+		}
+		require.Equal(w.t, []string{"…", "…", "a…", "t…", "토큰…", "01234…", "012345…", "tttttt…"}, shown)
 	}},
 }

@@ -210,9 +210,10 @@ COMMENT ON COLUMN api_keys.schools IS 'school ids it may act for; NULL: all';
 
 -- The states as people know them. IN_PROGRESS is the fact that an open batch
 -- covers the recipient; a waiting recipient of a closing notice is SKIPPED
--- before that is written to its row.
+-- before that is written to its row. A token is shortened: at most a third of
+-- it, at most 6 characters.
 CREATE VIEW push_cluster_token_states AS
-SELECT t.cluster_id, t.seq, t.school_id, t.ref, left(t.token, 6) || '…' AS token,
+SELECT t.cluster_id, t.seq, t.school_id, t.ref, left(t.token, least(6, length(t.token) / 3)) || '…' AS token,
        t.attempts, t.retry_count, t.orphan_count, t.requeued, t.error_code, t.processed_at,
        s.job_status,
        CASE WHEN s.job_status = 'SKIPPED' AND t.job_status <> 'SKIPPED' THEN c.closing ELSE t.reason END AS reason,
