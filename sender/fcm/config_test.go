@@ -93,14 +93,17 @@ func TestSendersShareTheirMetrics(t *testing.T) {
 func TestEndpoints(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
-		"https://fcm.googleapis.com":  "https://fcm.googleapis.com:443",
-		"https://fcm.googleapis.com/": "https://fcm.googleapis.com:443",
-		"http://localhost":            "http://localhost:80",
+		"https://fcm.googleapis.com":  "https://fcm.googleapis.com",
+		"https://fcm.googleapis.com/": "https://fcm.googleapis.com",
+		"http://localhost:80":         "http://localhost",
+		"https://[::1]:443":           "https://[::1]",
+		"https://localhost:80":        "https://localhost:80",
 		"http://[::1]:9099":           "http://[::1]:9099",
 	} {
 		e, err := parseEndpoint(in)
 		require.NoError(t, err)
 		require.Equal(t, want, e.base())
+		require.Contains(t, e.address(), ":", "who is dialled has a port")
 	}
 	for host, is := range map[string]bool{"http://localhost": true, "http://127.0.0.9:1": true, "http://[::1]:1": true, "http://10.0.0.1:1": false, "http://fcm.example": false} {
 		e, err := parseEndpoint(host)

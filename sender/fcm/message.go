@@ -46,7 +46,7 @@ func message(batch sender.Batch, m *sender.Message, now time.Time) *messaging.Me
 	data[dataFence] = strconv.FormatInt(batch.Fence, 10)
 
 	msg := &messaging.Message{
-		//nolint:staticcheck // SA1019: the registration token is what applications have; FCM takes both.
+		//lint:ignore SA1019 the registration token is what applications have; FCM takes both
 		Token:        m.Token,
 		Data:         data,
 		Notification: &messaging.Notification{Title: c.Title, Body: c.Body, ImageURL: c.Image},

@@ -59,7 +59,14 @@ func (e endpoint) scheme() string {
 }
 
 func (e endpoint) address() string { return net.JoinHostPort(e.host, e.port) }
-func (e endpoint) base() string    { return e.scheme() + "://" + e.address() }
+
+// base leaves a port out that goes without saying, as everybody who calls FCM does.
+func (e endpoint) base() string {
+	if e.secure && e.port == "443" || !e.secure && e.port == "80" {
+		return e.scheme() + "://" + strings.TrimSuffix(e.address(), ":"+e.port)
+	}
+	return e.scheme() + "://" + e.address()
+}
 
 func (e endpoint) loopback() bool {
 	ip := net.ParseIP(e.host)
