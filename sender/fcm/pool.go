@@ -3,6 +3,7 @@ package fcm
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"slices"
 	"sync"
@@ -57,12 +58,20 @@ type link struct {
 	born    time.Time
 	used    bool // by its first request
 	settled bool
+
+	inUse   int   // requests on it whose answers have not been read
+	answers int64 // so far
+	// silent: a request's time ran out and nothing was answered since it began.
+	// The way to the receiver may be gone without a word, so nothing new is
+	// given to it; with its last request it is closed.
+	silent bool
 }
 
 type waiter struct{ got chan grant } // capacity 1
 type grant struct {
-	link *link
-	err  error
+	link   *link
+	before int64
+	err    error
 }
 
 func newPool(dial func(context.Context) (*http.ClientConn, error), m *metrics) *pool {
@@ -75,32 +84,49 @@ func newPool(dial func(context.Context) (*http.ClientConn, error), m *metrics) *
 // RoundTrip implements http.RoundTripper. It waits for room as long as the
 // request's context lets it.
 func (p *pool) RoundTrip(req *http.Request) (*http.Response, error) {
-	l, err := p.take(req.Context())
+	l, before, err := p.take(req.Context())
 	if err != nil {
 		_ = req.Body.Close()
 		return nil, err
 	}
 	resp, err := l.conn.RoundTrip(req)
-	p.answered(l)
-	return resp, err
+	p.ended(l, err == nil, req.Context().Err() != nil && err != nil, before)
+	if err != nil {
+		p.leave(l)
+		return nil, err
+	}
+	resp.Body = &leavingBody{ReadCloser: resp.Body, leave: sync.OnceFunc(func() { p.leave(l) })}
+	return resp, nil
 }
 
-// take reserves room for one request.
-func (p *pool) take(ctx context.Context) (*link, error) {
+// leavingBody is an answer's body; with its end the request leaves the connection.
+type leavingBody struct {
+	io.ReadCloser
+	leave func()
+}
+
+func (b *leavingBody) Close() error {
+	defer b.leave()
+	return b.ReadCloser.Close()
+}
+
+// take reserves room for one request on a connection, which has given so many
+// answers before.
+func (p *pool) take(ctx context.Context) (l *link, before int64, err error) {
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
-		return nil, errPoolClosed
+		return nil, 0, errPoolClosed
 	}
 	if len(p.queue) == 0 {
 		if l := p.reserve(); l != nil {
-			p.mu.Unlock()
-			return l, nil
+			defer p.mu.Unlock()
+			return l, l.answers, nil
 		}
 	}
 	if len(p.links) == 0 && p.failed != nil && time.Now().Before(p.until) {
 		defer p.mu.Unlock()
-		return nil, p.failed
+		return nil, 0, p.failed
 	}
 	w := &waiter{got: make(chan grant, 1)}
 	p.queue = append(p.queue, w)
@@ -110,7 +136,7 @@ func (p *pool) take(ctx context.Context) (*link, error) {
 
 	select {
 	case g := <-w.got:
-		return g.link, g.err
+		return g.link, g.before, g.err
 	case <-ctx.Done():
 	}
 	p.mu.Lock()
@@ -118,38 +144,58 @@ func (p *pool) take(ctx context.Context) (*link, error) {
 	if i := slices.Index(p.queue, w); i >= 0 {
 		p.queue = slices.Delete(p.queue, i, i+1)
 		p.waiters.Store(int32(len(p.queue)))
-		return nil, context.Cause(ctx)
+		return nil, 0, context.Cause(ctx)
 	}
 	if g := <-w.got; g.link != nil { // served at the same moment
 		g.link.conn.Release()
+		g.link.inUse--
 		defer p.wake()
 	}
-	return nil, context.Cause(ctx)
+	return nil, 0, context.Cause(ctx)
 }
 
 // reserve finds a connection with room. The caller holds mu.
 func (p *pool) reserve() *link {
 	for _, l := range p.links {
-		if !l.settled && l.used && time.Since(l.born) < settleTime {
+		if l.silent || !l.settled && l.used && time.Since(l.born) < settleTime {
 			continue
 		}
 		if l.conn.Reserve() == nil {
 			l.used = true
+			l.inUse++
 			return l
 		}
 	}
 	return nil
 }
 
-// answered notes that the connection's first request is through, which the
-// receiver's settings were ahead of.
-func (p *pool) answered(l *link) {
+// ended notes how a request on the connection ended: with an answer, or because
+// its time was up. The receiver's settings were ahead of either.
+func (p *pool) ended(l *link, answered, late bool, before int64) {
 	p.mu.Lock()
 	fresh := !l.settled
 	l.settled = true
+	switch {
+	case answered:
+		l.answers++
+		l.silent = false
+	case late && l.answers == before:
+		l.silent = true
+	}
 	p.mu.Unlock()
 	if fresh {
 		p.wake()
+	}
+}
+
+// leave takes a request off its connection.
+func (p *pool) leave(l *link) {
+	p.mu.Lock()
+	l.inUse--
+	given := l.silent && l.inUse == 0
+	p.mu.Unlock()
+	if given {
+		_ = l.conn.Close() // nobody is on it
 	}
 }
 
@@ -193,7 +239,7 @@ func (p *pool) serve(ctx context.Context) (waiting bool) {
 		if l == nil {
 			break
 		}
-		p.queue[0].got <- grant{link: l}
+		p.queue[0].got <- grant{link: l, before: l.answers}
 		p.queue = p.queue[1:]
 	}
 	p.waiters.Store(int32(len(p.queue)))

@@ -218,6 +218,56 @@ func TestFewStreams(t *testing.T) {
 	}
 }
 
+// A connection that is dead without a word, as a forgetful firewall leaves it,
+// costs what was on it; the next batch takes another.
+func TestADeadConnectionIsLeft(t *testing.T) {
+	t.Parallel()
+	var dead atomic.Int64
+	cfg, requests := frames(t, nil, func(s stream) {
+		if s.n == 1 && s.id > 1 {
+			dead.Add(1)
+			return
+		}
+		s.accept()
+	})
+	cfg.CallTimeout = brief
+	f := open(t, cfg, nil)
+	warm(t, f)
+	b := batchOf("1", "2", "3")
+	require.Equal(t, sender.Fill(b.Messages, sender.Result{Class: sender.Unknown, Code: sender.CodeCallTimeout}), f.Send(t.Context(), b))
+	require.Equal(t, sender.Fill(b.Messages, sender.Result{Class: sender.Accepted}), f.Send(t.Context(), b))
+	require.EqualValues(t, 3, dead.Load())
+	require.EqualValues(t, 7, requests.Load())
+	pool := f.wire.(*pool)
+	require.Eventually(t, func() bool {
+		pool.mu.Lock()
+		defer pool.mu.Unlock()
+		return len(pool.links) == 1
+	}, 10*time.Second, time.Millisecond, "the dead one is closed")
+}
+
+// One slow answer among others says nothing about the connection.
+func TestASlowAnswerKeepsItsConnection(t *testing.T) {
+	t.Parallel()
+	var connections atomic.Int64
+	cfg, _ := frames(t, nil, func(s stream) {
+		connections.Store(max(connections.Load(), int64(s.n)))
+		if s.id != 3 {
+			s.accept()
+		}
+	})
+	cfg.CallTimeout = brief
+	f := open(t, cfg, nil)
+	warm(t, f)
+	classes := map[sender.Class]int{}
+	for _, r := range f.Send(t.Context(), batchOf("1", "2", "3")) {
+		classes[r.Class]++
+	}
+	require.Equal(t, map[sender.Class]int{sender.Accepted: 2, sender.Unknown: 1}, classes)
+	warm(t, f)
+	require.EqualValues(t, 1, connections.Load())
+}
+
 // plain serves raw connections.
 func plain(t *testing.T, handle func(c net.Conn)) (address string, accepted *atomic.Int64) {
 	t.Helper()
