@@ -16,6 +16,7 @@ import (
 	"schoolbell/deploy/local/localtest"
 	"schoolbell/school"
 	"schoolbell/school/store"
+	"schoolbell/school/store/storetest"
 )
 
 // durable returns the URL of a database on a server that keeps its promises,
@@ -98,7 +99,7 @@ func BenchmarkLifeCycle(b *testing.B) {
 	}
 }
 
-func lifeCycle(b *testing.B, db *store.DB, id string, notices int) {
+func lifeCycle(b *testing.B, db storetest.Store, id string, notices int) {
 	for range notices {
 		accept(b, db, id, 1000)
 	}

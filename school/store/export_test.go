@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -16,4 +17,17 @@ func (c Config) OnNotice(f func(*pgconn.Notice)) Config {
 func (c Config) ListenProbe(d time.Duration) Config {
 	c.listenProbe = d
 	return c
+}
+
+// BeforeCommit is called between the last look at a call's context and COMMIT.
+func (db *SQLite) BeforeCommit(f func()) { db.beforeCommit = f }
+
+// OnStatement hears of each statement before it runs.
+func (db *SQLite) OnStatement(f func(query string, args []any)) { db.onStatement = f }
+
+// OnWriter runs a statement on the connection that writes, and returns the first
+// value of what it answers.
+func (db *SQLite) OnWriter(ctx context.Context, statement string) (value string, err error) {
+	err = db.writer.QueryRowContext(ctx, statement).Scan(&value)
+	return value, err
 }

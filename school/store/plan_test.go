@@ -14,6 +14,7 @@ import (
 
 	"schoolbell/school"
 	"schoolbell/school/store"
+	"schoolbell/school/store/storetest"
 )
 
 // planNode is what auto_explain tells of one step of a plan that ran.
@@ -155,7 +156,7 @@ func TestPlansStayByKey(t *testing.T) {
 
 // turnOf reads a page of a school and claims and records one batch of it, one
 // in twenty failing for now.
-func turnOf(tb testing.TB, db *store.DB, schoolID string, pageSize, batch int) {
+func turnOf(tb testing.TB, db storetest.Store, schoolID string, pageSize, batch int) {
 	tb.Helper()
 	ctx := tb.Context()
 	term, err := db.OpenTerm(ctx, schoolID, "acq", "x")
@@ -174,7 +175,7 @@ func turnOf(tb testing.TB, db *store.DB, schoolID string, pageSize, batch int) {
 }
 
 // sendBatch claims and records work.
-func sendBatch(tb testing.TB, ctx context.Context, db *store.DB, term school.Term, id string, work []school.Work, outcome func(i int) school.Outcome) {
+func sendBatch(tb testing.TB, ctx context.Context, db storetest.Store, term school.Term, id string, work []school.Work, outcome func(i int) school.Outcome) {
 	tb.Helper()
 	c := claimOf(id, work)
 	require.NoError(tb, db.Claim(ctx, term, c))
@@ -211,7 +212,7 @@ func notice(schoolID string) *school.Notice {
 	return &school.Notice{School: schoolID, Content: school.Content{Title: "Title", Body: "Body"}, Priority: school.Normal, Delivery: school.AtLeastOnce}
 }
 
-func accept(tb testing.TB, db *store.DB, schoolID string, n int) int64 {
+func accept(tb testing.TB, db storetest.Store, schoolID string, n int) int64 {
 	tb.Helper()
 	r, err := db.Accept(tb.Context(), notice(schoolID), n, devices(n))
 	require.NoError(tb, err)
@@ -230,7 +231,7 @@ func devices(n int) func(yield func(school.NewRecipient, error) bool) {
 	}
 }
 
-func progress(tb testing.TB, db *store.DB, id int64) school.Progress {
+func progress(tb testing.TB, db storetest.Store, id int64) school.Progress {
 	tb.Helper()
 	p, err := db.Notice(tb.Context(), id)
 	require.NoError(tb, err)

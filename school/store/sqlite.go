@@ -78,7 +78,9 @@ type SQLite struct {
 	closed bool
 	calls  sync.WaitGroup
 
-	beforeCommit func() // tests: between the last look at the context and COMMIT
+	// For tests.
+	beforeCommit func()                         // between the last look at the context and COMMIT
+	onStatement  func(query string, args []any) // before each statement
 }
 
 // OpenSQLite opens the file, takes it for this process and applies the steps of

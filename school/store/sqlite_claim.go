@@ -98,6 +98,8 @@ func (db *SQLite) Skip(ctx context.Context, t school.Term, work []school.Work) e
 	})
 }
 
+// A plus before a column keeps the planner from another way than by key, here
+// through all notices of the school.
 const takeNoticesSQL = `UPDATE push_clusters AS c SET
 	frontier = coalesce(x.upto, c.frontier),
 	in_progress_count = c.in_progress_count + x.taken,
@@ -106,14 +108,13 @@ const takeNoticesSQL = `UPDATE push_clusters AS c SET
 	first_send_at = CASE WHEN x.taken > 0 THEN coalesce(c.first_send_at, ?3) ELSE c.first_send_at END,
 	last_send_at = CASE WHEN x.taken > 0 THEN ?3 ELSE c.last_send_at END
 	FROM (SELECT value->>0 AS id, value->>1 AS since, value->>2 AS upto, value->>3 AS taken, value->>4 AS retries FROM json_each(?1)) AS x
-	WHERE c.id = x.id AND c.school_id = ?2
+	WHERE c.id = x.id AND +c.school_id = ?2
 		AND (x.upto IS NULL OR (c.frontier = x.since AND x.upto <= c.total_count))
 		AND c.closing IS NULL AND c.ended_at IS NULL AND (c.expires_at IS NULL OR c.expires_at > ?3)`
 
-const takeAgainSQL = `UPDATE push_cluster_tokens AS t SET retry_after = NULL
-	FROM json_each(?1) AS x
-	WHERE t.cluster_id = x.value->>0 AND t.seq = x.value->>1 AND t.attempts = x.value->>2
-		AND t.job_status IN ('PENDING', 'RETRY_PENDING') AND t.retry_after <= ?2`
+const takeAgainSQL = `UPDATE push_cluster_tokens NOT INDEXED SET retry_after = NULL
+	WHERE (cluster_id, seq, attempts) IN (SELECT value->>0, value->>1, value->>2 FROM json_each(?1))
+		AND job_status IN ('PENDING', 'RETRY_PENDING') AND retry_after <= ?2`
 
 // One that was handed over before cannot be SKIPPED any more.
 const takeSkipsSQL = `UPDATE push_cluster_tokens AS t SET

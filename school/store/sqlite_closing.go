@@ -13,12 +13,12 @@ func (db *SQLite) Cancel(ctx context.Context, notice int64) error { return cance
 func (db *SQLite) Expire(ctx context.Context, limit int) (int, error) { return expire(ctx, db, limit) }
 
 func (db *SQLite) expired(ctx context.Context, op string, limit int) ([]int64, error) {
-	return db.noticeIDs(ctx, op, `SELECT id FROM push_clusters
+	return db.noticeIDs(ctx, op, `SELECT id FROM push_clusters INDEXED BY push_clusters_expiring
 		WHERE ended_at IS NULL AND closing IS NULL AND expires_at IS NOT NULL AND expires_at <= ?1 ORDER BY expires_at LIMIT ?2`, limit)
 }
 
 func (db *SQLite) unfinished(ctx context.Context, op string, limit int) ([]int64, error) {
-	return db.noticeIDs(ctx, op, `SELECT id FROM push_clusters
+	return db.noticeIDs(ctx, op, `SELECT id FROM push_clusters INDEXED BY push_clusters_closing
 		WHERE ended_at IS NULL AND closing IS NOT NULL AND closing_seq < total_count AND ?1 > 0 ORDER BY id LIMIT ?2`, limit)
 }
 
@@ -99,7 +99,7 @@ func (db *SQLite) closeOneStep(ctx context.Context, op string, notice int64, _ b
 			[]any{notice, n.closingSeq, upto, n.frontier}, &failed); err != nil {
 			return err
 		}
-		if _, err := tx.exec(`UPDATE push_cluster_tokens SET job_status = CASE WHEN attempts = 0 THEN 'SKIPPED' ELSE 'PERMANENT_FAIL' END,
+		if _, err := tx.exec(`UPDATE push_cluster_tokens NOT INDEXED SET job_status = CASE WHEN attempts = 0 THEN 'SKIPPED' ELSE 'PERMANENT_FAIL' END,
 			reason = ?5, retry_after = NULL, processed_at = ?6 WHERE `+where, notice, n.closingSeq, upto, n.frontier, n.closing, tx.now); err != nil {
 			return err
 		}

@@ -9,25 +9,26 @@ import (
 
 // sqliteDueSQL asks three partial indexes, each of which holds only what is open:
 // notices, retries, unsettled batches. The retries of a school may be many, so the
-// index is leapt through from school to school, one probe each.
+// index is leapt through from school to school, one probe each. INDEXED BY, here and
+// elsewhere, keeps the planner from choosing otherwise where somebody ran ANALYZE.
 const sqliteDueSQL = `
 WITH RECURSIVE retry (school_id) AS (
-	SELECT min(school_id) FROM push_cluster_tokens WHERE retry_after IS NOT NULL
+	SELECT min(school_id) FROM push_cluster_tokens INDEXED BY push_cluster_tokens_retry WHERE retry_after IS NOT NULL
 	UNION ALL
-	SELECT (SELECT min(t.school_id) FROM push_cluster_tokens AS t WHERE t.retry_after IS NOT NULL AND t.school_id > r.school_id)
+	SELECT (SELECT min(k.school_id) FROM push_cluster_tokens AS k INDEXED BY push_cluster_tokens_retry WHERE k.retry_after IS NOT NULL AND k.school_id > r.school_id)
 		FROM retry AS r WHERE r.school_id IS NOT NULL
 ), work (school_id, at) AS (
-	SELECT c.school_id, min(c.due_at) FROM push_clusters AS c
+	SELECT c.school_id, min(c.due_at) FROM push_clusters AS c INDEXED BY push_clusters_open
 		WHERE c.ended_at IS NULL AND c.closing IS NULL AND c.frontier < c.total_count
 			AND c.due_at <= ?2 AND (c.expires_at IS NULL OR c.expires_at > ?1)
 		GROUP BY c.school_id
 	UNION ALL
 	SELECT f.school_id, f.at FROM (
-		SELECT r.school_id, (SELECT min(t.retry_after) FROM push_cluster_tokens AS t
-			WHERE t.retry_after IS NOT NULL AND t.school_id = r.school_id) AS at
+		SELECT r.school_id, (SELECT min(k.retry_after) FROM push_cluster_tokens AS k INDEXED BY push_cluster_tokens_retry
+			WHERE k.retry_after IS NOT NULL AND k.school_id = r.school_id) AS at
 		FROM retry AS r WHERE r.school_id IS NOT NULL) AS f WHERE f.at <= ?2
 	UNION ALL
-	SELECT b.school_id, min(b.send_deadline) FROM push_batches AS b
+	SELECT b.school_id, min(b.send_deadline) FROM push_batches AS b INDEXED BY push_batches_unsettled
 		WHERE b.settled_at IS NULL AND b.send_deadline <= ?1
 		GROUP BY b.school_id
 )
@@ -63,14 +64,14 @@ func (db *SQLite) Due(ctx context.Context, horizon time.Duration) (due []school.
 
 // sqliteWorkInSQL probes the same indexes for one school.
 const sqliteWorkInSQL = `SELECT min(at) FROM (
-	SELECT (SELECT c.due_at FROM push_clusters AS c
+	SELECT (SELECT c.due_at FROM push_clusters AS c INDEXED BY push_clusters_open
 		WHERE c.school_id = ?1 AND c.ended_at IS NULL AND c.priority = p.column1 AND c.closing IS NULL
 			AND c.frontier < c.total_count AND (c.expires_at IS NULL OR c.expires_at > ?2)
 		ORDER BY c.due_at LIMIT 1) AS at FROM (VALUES (0), (1), (2)) AS p
 	UNION ALL
-	SELECT min(retry_after) FROM push_cluster_tokens WHERE school_id = ?1 AND retry_after IS NOT NULL
+	SELECT min(retry_after) FROM push_cluster_tokens INDEXED BY push_cluster_tokens_retry WHERE school_id = ?1 AND retry_after IS NOT NULL
 	UNION ALL
-	SELECT min(send_deadline) FROM push_batches WHERE school_id = ?1 AND settled_at IS NULL)`
+	SELECT min(send_deadline) FROM push_batches INDEXED BY push_batches_unsettled WHERE school_id = ?1 AND settled_at IS NULL)`
 
 // WorkIn does what DB.WorkIn does.
 func (db *SQLite) WorkIn(ctx context.Context, schoolID string) (in time.Duration, err error) {

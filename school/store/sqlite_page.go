@@ -10,7 +10,7 @@ import (
 
 // openRows are the due notices of a school that have recipients beyond their
 // frontiers, by priority and age.
-const openRows = `FROM push_clusters AS c
+const openRows = `FROM push_clusters AS c INDEXED BY push_clusters_open
 	WHERE c.school_id = ?1 AND c.ended_at IS NULL AND c.closing IS NULL AND c.due_at <= ?2
 		AND c.frontier < c.total_count AND (c.expires_at IS NULL OR c.expires_at > ?2)
 	ORDER BY c.priority, c.due_at, c.id`
@@ -53,7 +53,7 @@ func (db *SQLite) Page(ctx context.Context, t school.Term, limit int) (page scho
 func (tx *sqliteTx) pageAgain(list []pageRow, schoolID string, limit int) ([]pageRow, error) {
 	err := tx.each(`SELECT t.cluster_id, t.seq, t.job_status, t.attempts, t.retry_count, t.orphan_count, t.requeued,
 			t.enabled IS 0, t.reason IS 'OUTCOME_UNKNOWN', t.badge, t.token, t.data
-		FROM push_cluster_tokens AS t CROSS JOIN push_clusters AS c ON c.id = t.cluster_id
+		FROM push_cluster_tokens AS t INDEXED BY push_cluster_tokens_retry CROSS JOIN push_clusters AS c ON c.id = t.cluster_id
 		WHERE t.school_id = ?1 AND t.retry_after IS NOT NULL AND t.retry_after <= ?2
 			AND c.ended_at IS NULL AND c.closing IS NULL AND (c.expires_at IS NULL OR c.expires_at > ?2)
 		ORDER BY t.retry_after, t.cluster_id, t.seq LIMIT ?3`, []any{schoolID, tx.now, limit}, func(scan func(...any) error) error {
@@ -117,8 +117,8 @@ func (tx *sqliteTx) pageFirst(list []pageRow, schoolID string, limit int) ([]pag
 
 // markOff looks devices up only where the school has any that is off.
 func (tx *sqliteTx) markOff(list []pageRow, schoolID string) error {
-	var any1 int
-	found, err := tx.one(`SELECT 1 FROM devices WHERE school_id = ?1 AND enabled = 0 AND retired_at IS NULL LIMIT 1`, []any{schoolID}, &any1)
+	var one int
+	found, err := tx.one(`SELECT 1 FROM devices INDEXED BY devices_off WHERE school_id = ?1 AND enabled = 0 AND retired_at IS NULL LIMIT 1`, []any{schoolID}, &one)
 	if err != nil || !found {
 		return err
 	}
@@ -194,9 +194,9 @@ func (tx *sqliteTx) pageNotices(list []pageRow, schoolID string) (map[int64]*sch
 func (tx *sqliteTx) nextDue(schoolID string) (time.Duration, error) {
 	var at *int64
 	if _, err := tx.one(`SELECT min(at) FROM (
-		SELECT min(retry_after) AS at FROM push_cluster_tokens WHERE school_id = ?1 AND retry_after IS NOT NULL AND retry_after > ?2
+		SELECT min(retry_after) AS at FROM push_cluster_tokens INDEXED BY push_cluster_tokens_retry WHERE school_id = ?1 AND retry_after IS NOT NULL AND retry_after > ?2
 		UNION ALL
-		SELECT (SELECT min(c.due_at) FROM push_clusters AS c
+		SELECT (SELECT min(c.due_at) FROM push_clusters AS c INDEXED BY push_clusters_open
 			WHERE c.school_id = ?1 AND c.ended_at IS NULL AND c.priority = p.column1 AND c.due_at > ?2)
 		FROM (VALUES (0), (1), (2)) AS p)`, []any{schoolID, tx.now}, &at); err != nil || at == nil {
 		return 0, err

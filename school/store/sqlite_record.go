@@ -308,7 +308,7 @@ func (db *SQLite) Takeover(ctx context.Context, t school.Term, policy school.Ret
 		if _, err := tx.held(t); err != nil {
 			return err
 		}
-		err := tx.each(`SELECT id, fence, cycle, size, send_deadline FROM push_batches
+		err := tx.each(`SELECT id, fence, cycle, size, send_deadline FROM push_batches INDEXED BY push_batches_unsettled
 			WHERE school_id = ?1 AND settled_at IS NULL AND fence < ?2 ORDER BY fence, id`, []any{t.School, t.Fence},
 			func(scan func(...any) error) error {
 				var b school.OpenBatch
@@ -387,7 +387,7 @@ func (db *SQLite) Confirm(ctx context.Context, t school.Term, confirmed []school
 		}
 		var ledger counterMoves
 		for _, r := range confirmed {
-			n, err := tx.exec(`UPDATE push_cluster_tokens SET
+			n, err := tx.exec(`UPDATE push_cluster_tokens NOT INDEXED SET
 					job_status = 'SUCCESS', retry_after = NULL, error_code = NULL, reason = NULL, processed_at = ?5
 				WHERE cluster_id = ?1 AND seq = ?2 AND attempts = ?3 AND school_id = ?4
 					AND job_status = 'RETRY_PENDING' AND retry_after IS NOT NULL`, r.Notice, r.Seq, r.Change.Attempts, t.School, tx.now)

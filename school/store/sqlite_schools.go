@@ -50,8 +50,8 @@ func (db *SQLite) DeleteSchool(ctx context.Context, id string) error {
 			return school.ErrNotFound
 		}
 		var busy bool
-		if _, err := tx.one(`SELECT EXISTS (SELECT 1 FROM push_clusters WHERE school_id = ?1 AND ended_at IS NULL)
-			OR EXISTS (SELECT 1 FROM push_batches WHERE school_id = ?1 AND settled_at IS NULL)`, []any{id}, &busy); err != nil {
+		if _, err := tx.one(`SELECT EXISTS (SELECT 1 FROM push_clusters INDEXED BY push_clusters_open WHERE school_id = ?1 AND ended_at IS NULL)
+			OR EXISTS (SELECT 1 FROM push_batches INDEXED BY push_batches_unsettled WHERE school_id = ?1 AND settled_at IS NULL)`, []any{id}, &busy); err != nil {
 			return err
 		}
 		if busy {
@@ -144,7 +144,7 @@ func (db *SQLite) backlogs(ctx context.Context, op, which, id string, limit int)
 		if err := tx.each(`SELECT school_id,
 				coalesce(sum(waiting_count) FILTER (WHERE due_at <= ?3), 0), coalesce(sum(waiting_count) FILTER (WHERE due_at > ?3), 0),
 				sum(in_progress_count), sum(retry_pending_count), min(due_at) FILTER (WHERE due_at <= ?3 AND waiting_count > 0)
-			FROM push_clusters WHERE school_id BETWEEN ?1 AND ?2 AND ended_at IS NULL GROUP BY school_id`, stretch, func(scan func(...any) error) error {
+			FROM push_clusters INDEXED BY push_clusters_open WHERE school_id BETWEEN ?1 AND ?2 AND ended_at IS NULL GROUP BY school_id`, stretch, func(scan func(...any) error) error {
 			var (
 				id     string
 				found  school.Backlog
@@ -162,7 +162,7 @@ func (db *SQLite) backlogs(ctx context.Context, op, which, id string, limit int)
 			return err
 		}
 		return tx.each(`SELECT school_id, count(*) FILTER (WHERE job_status = 'RETRY_PENDING'), min(retry_after)
-			FROM push_cluster_tokens WHERE school_id BETWEEN ?1 AND ?2 AND retry_after IS NOT NULL AND retry_after <= ?3
+			FROM push_cluster_tokens INDEXED BY push_cluster_tokens_retry WHERE school_id BETWEEN ?1 AND ?2 AND retry_after IS NOT NULL AND retry_after <= ?3
 			GROUP BY school_id`, stretch, func(scan func(...any) error) error {
 			var (
 				id     string

@@ -16,9 +16,9 @@ func (db *SQLite) Sweep(ctx context.Context) (stranded int, err error) {
 	var list []sweepCandidate
 	err = db.read(ctx, db.reads, "sweep", func(tx *sqliteTx) error {
 		return tx.each(`SELECT id, total_count FROM (
-				SELECT id, total_count FROM push_clusters WHERE ended_at IS NULL AND id > ?1
+				SELECT id, total_count FROM push_clusters INDEXED BY push_clusters_open WHERE ended_at IS NULL AND id > ?1
 				UNION ALL
-				SELECT id, total_count FROM push_clusters WHERE ended_at IS NOT NULL AND ended_at > ?2 AND purged_at IS NULL AND id > ?1)
+				SELECT id, total_count FROM push_clusters INDEXED BY push_clusters_ended WHERE ended_at IS NOT NULL AND ended_at > ?2 AND purged_at IS NULL AND id > ?1)
 			ORDER BY id LIMIT 10000`, []any{db.sweep.after.Load(), tx.now - sweepRecent.Microseconds()}, func(scan func(...any) error) error {
 			var c sweepCandidate
 			err := scan(&c.ID, &c.Total)
@@ -116,19 +116,19 @@ func (db *SQLite) RecipientCounts(ctx context.Context) (c RecipientCounts, err e
 		if _, err := tx.one(`SELECT coalesce(sum(waiting_count) FILTER (WHERE due_at <= ?1), 0), coalesce(sum(waiting_count) FILTER (WHERE due_at > ?1), 0),
 				coalesce(sum(in_progress_count), 0), coalesce(sum(retry_pending_count), 0), coalesce(sum(permanent_fail_count), 0),
 				min(due_at) FILTER (WHERE due_at <= ?1 AND waiting_count > 0)
-			FROM push_clusters WHERE ended_at IS NULL`, []any{tx.now},
+			FROM push_clusters INDEXED BY push_clusters_open WHERE ended_at IS NULL`, []any{tx.now},
 			&c.Waiting, &c.Scheduled, &c.InProgress, &retryPending, &c.PermanentFail, &oldest); err != nil {
 			return err
 		}
 		if _, err := tx.one(`SELECT count(*) FILTER (WHERE job_status = 'RETRY_PENDING'), min(retry_after)
-			FROM push_cluster_tokens WHERE retry_after IS NOT NULL AND retry_after <= ?1`, []any{tx.now}, &c.RetryDue, &oldestRetry); err != nil {
+			FROM push_cluster_tokens INDEXED BY push_cluster_tokens_retry WHERE retry_after IS NOT NULL AND retry_after <= ?1`, []any{tx.now}, &c.RetryDue, &oldestRetry); err != nil {
 			return err
 		}
-		if _, err := tx.one(`SELECT coalesce(sum(permanent_fail_count), 0) FROM push_clusters WHERE ended_at IS NOT NULL AND ended_at > ?1`,
+		if _, err := tx.one(`SELECT coalesce(sum(permanent_fail_count), 0) FROM push_clusters INDEXED BY push_clusters_ended WHERE ended_at IS NOT NULL AND ended_at > ?1`,
 			[]any{tx.now - failedRecent.Microseconds()}, &ended); err != nil {
 			return err
 		}
-		if _, err := tx.one(`SELECT coalesce(sum(size), 0) FROM push_batches WHERE settled_at IS NULL`, nil, &open); err != nil {
+		if _, err := tx.one(`SELECT coalesce(sum(size), 0) FROM push_batches INDEXED BY push_batches_unsettled WHERE settled_at IS NULL`, nil, &open); err != nil {
 			return err
 		}
 		c.RetryWaiting = max(0, retryPending-c.RetryDue)

@@ -67,7 +67,7 @@ func (db *SQLite) OpenTerm(ctx context.Context, schoolID, acquisition, owner str
 			schoolID, t.Fence, acquisition, owner, tx.now); err != nil {
 			return err
 		}
-		return tx.each(`SELECT id, fence, cycle, size, send_deadline FROM push_batches
+		return tx.each(`SELECT id, fence, cycle, size, send_deadline FROM push_batches INDEXED BY push_batches_unsettled
 			WHERE school_id = ?1 AND settled_at IS NULL ORDER BY fence, id`, []any{schoolID}, func(scan func(...any) error) error {
 			var b school.OpenBatch
 			var deadline int64

@@ -60,6 +60,7 @@ type sqliteTx struct {
 	ctx  context.Context
 	conn *sql.Conn
 	now  int64 // microseconds since 1970, from when the transaction had begun
+	told func(query string, args []any)
 }
 
 // change runs fn in an immediate transaction and commits it. Where it fails
@@ -107,7 +108,7 @@ func (db *SQLite) transact(ctx context.Context, conn *sql.Conn, op, begin string
 			rollbackSQLite(detached, conn)
 		}
 	}()
-	if err := fn(&sqliteTx{ctx: ctx, conn: conn, now: time.Now().UnixMicro()}); err != nil {
+	if err := fn(&sqliteTx{ctx: ctx, conn: conn, now: time.Now().UnixMicro(), told: db.onStatement}); err != nil {
 		return sqliteMeaning(op, err)
 	}
 	if ctx.Err() != nil {
@@ -142,6 +143,9 @@ func (tx *sqliteTx) exec(query string, args ...any) (int, error) {
 	if tx.ctx.Err() != nil {
 		return 0, stopped(tx.ctx)
 	}
+	if tx.told != nil {
+		tx.told(query, args)
+	}
 	r, err := tx.conn.ExecContext(context.WithoutCancel(tx.ctx), query, bound(args)...)
 	if err != nil {
 		return 0, err
@@ -154,6 +158,9 @@ func (tx *sqliteTx) exec(query string, args ...any) (int, error) {
 func (tx *sqliteTx) each(query string, args []any, read func(scan func(dest ...any) error) error) error {
 	if tx.ctx.Err() != nil {
 		return stopped(tx.ctx)
+	}
+	if tx.told != nil {
+		tx.told(query, args)
 	}
 	rows, err := tx.conn.QueryContext(context.WithoutCancel(tx.ctx), query, bound(args)...)
 	if err != nil {

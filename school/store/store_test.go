@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if path := os.Getenv(childFile); path != "" {
+		fmt.Fprintln(os.Stderr, child(path, os.Getenv(childStop)))
+		os.Exit(1)
+	}
 	// A history is some thirty steps of a dozen round trips each. More with
 	// -rapid.checks.
 	if err := flag.Set("rapid.checks", "25"); err != nil {
