@@ -177,10 +177,26 @@ func TestServeRefusals(t *testing.T) {
 	s := newStage() // its replica has no serve: reaching it would panic
 	s.failed(t, exitFailed, "settings: --quota-limit: quota.limit: \"many\" is not a whole number", "serve", "--quota-limit", "many")
 	s.failed(t, exitFailed, "settings: cannot read x.yaml: file does not exist; name an existing file with --config or leave --config out", "serve", "--config", "x.yaml")
-	require.Equal(t, exitFailed, s.run("serve"))
-	require.Contains(t, s.err.String(), "schoolbell: settings: database_url: is empty, and the embedded mode (SQLite) is not available in this version; set it (SCHOOLBELL_DATABASE_URL)")
-	require.Contains(t, s.err.String(), "redis.url: is empty")
+	require.Equal(t, exitFailed, s.run("serve", "--redis-url", "redis://h"))
+	require.Contains(t, s.err.String(), "schoolbell: settings: database_url: is empty, but redis.url is set (--redis-url); set both")
 	require.Equal(t, 1, strings.Count(s.err.String(), "\n"))
+}
+
+// TestServeWithoutSettings is what a person tries first: it runs embedded, for
+// this machine alone.
+func TestServeWithoutSettings(t *testing.T) {
+	t.Parallel()
+	s := newStage()
+	var got settings.Settings
+	s.replica.serve = func(_ context.Context, st settings.Settings, _ *slog.Logger, _ build) error {
+		got = st
+		return nil
+	}
+	require.Equal(t, exitDone, s.run("serve"), s.err.String())
+	require.True(t, got.Embedded())
+	require.Equal(t, "127.0.0.1:8080", got.HTTP.Listen)
+	require.Equal(t, settings.AuthNone, got.HTTP.Auth)
+	require.Equal(t, []string{settings.KindLog}, got.SenderNames())
 }
 
 func TestExitCodeOfAReplica(t *testing.T) {

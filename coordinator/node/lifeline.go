@@ -3,16 +3,23 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 
 	"github.com/redis/go-redis/v9"
 
+	"schoolbell/school"
 	"schoolbell/sender"
 )
 
 // ErrKilled ends a Run whose replica was killed.
 var ErrKilled = errors.New("replica was killed")
+
+// errCut answers a call whose way was cut. It is of the kind that callers know
+// to try again elsewhere, for the one who hears of it before his own connection
+// breaks.
+var errCut = fmt.Errorf("%w: %w", school.ErrUnavailable, ErrKilled)
 
 // lifeline is what a replica that can be killed inside its process reaches the
 // world through: Redis, the database, its receivers, its callers, its log. When
@@ -172,11 +179,11 @@ func through[T any](ctx context.Context, l *lifeline, call func(ctx context.Cont
 	defer done()
 	var none T
 	if l.dead() {
-		return none, ErrKilled
+		return none, errCut
 	}
 	v, err := call(ctx)
 	if l.dead() {
-		return none, ErrKilled
+		return none, errCut
 	}
 	return v, err
 }

@@ -24,7 +24,6 @@ import (
 	"schoolbell/coordinator/web"
 	"schoolbell/school"
 	"schoolbell/school/quota/redisquota"
-	"schoolbell/school/store"
 	"schoolbell/scripts"
 	"schoolbell/watchdog"
 	"schoolbell/watchdog/redislease"
@@ -32,7 +31,6 @@ import (
 
 // The adapters fit what their callers declare; nobody else sees both sides.
 var (
-	_ outbox              = (*store.DB)(nil)
 	_ coordinator.Budget  = (*redisquota.Budget)(nil)
 	_ coordinator.Members = (*watchdog.Roster)(nil)
 	_ coordinator.Peers   = (*redislease.Wakes)(nil)
@@ -45,6 +43,9 @@ type Deps struct {
 	Log     *slog.Logger // required
 	Version api.Version
 
+	// Embedded are stores that the replica shares with others of this process and
+	// that outlive it; nil: it opens what the settings say, and closes it.
+	Embedded *Embedded
 	// Life makes the replica one that can be killed without its process: when it
 	// ends, every connection of the replica breaks at once, and Run returns
 	// ErrKilled when its goroutines have ended. nil: it cannot.
@@ -79,8 +80,8 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	if d.Log == nil {
 		return nil, errors.New("node: no logger")
 	}
-	if s.DatabaseURL == "" || s.Redis.URL == "" {
-		return nil, errors.New("node: database_url and redis.url are both needed: the embedded mode is not available in this version")
+	if (s.DatabaseURL == "") != (s.Redis.URL == "") {
+		return nil, errors.New("node: database_url and redis.url go together: both, or none of them for the embedded stores")
 	}
 	line := newLifeline(d.Life)
 	n := &Node{conf: s, line: line, log: slog.New(line.handler(d.Log.Handler())).With("instance", s.InstanceID)}
@@ -92,7 +93,20 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
-	// The address first: a port that is taken should stop the start before anything else is touched.
+	if d.Embedded == nil && s.Embedded() {
+		// The file before the address: a second replica in the same directory is told
+		// that there is one, not only that its port is taken.
+		if d.Embedded, err = OpenEmbedded(ctx, EmbeddedConfig{File: embeddedFile, Log: n.log, Registerer: reg}); err != nil {
+			return nil, err
+		}
+		n.cleanup.add("embedded stores", func() error { d.Embedded.Close(); return nil })
+		defer func() {
+			if err == nil {
+				n.tellEmbedded(d.Embedded)
+			}
+		}()
+	}
+	// The address before the servers: a port that is taken should stop the start before anything else is touched.
 	if n.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.HTTP.Listen); err != nil {
 		return nil, fmt.Errorf("http.listen %s: %w", s.HTTP.Listen, err)
 	}
@@ -104,22 +118,14 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	})
 
 	n.listener = line.listener(n.listener)
-	db, err := store.Open(ctx, store.Config{URL: string(s.DatabaseURL), MaxConns: s.Database.MaxConns, Log: n.log, Registerer: reg})
-	if err != nil {
-		return nil, err
-	}
-	n.outbox = line.outbox(db)
-	n.cleanup.add("store", func() error { n.outbox.Close(); return nil })
-
 	keys, err := scripts.NewKeys(s.Redis.Prefix)
 	if err != nil {
 		return nil, err
 	}
-	where, err := redislease.ParseURL(string(s.Redis.URL))
+	where, err := n.openStores(ctx, d.Embedded, reg)
 	if err != nil {
-		return nil, fmt.Errorf("redis.url: %w", err)
+		return nil, err
 	}
-	where.Dialer = line.dial(where)
 	// Two clients: the watchdog's own, which load on the other cannot starve.
 	locks := redislease.NewClient(where)
 	n.cleanup.add("redis (locks)", locks.Close)

@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"net"
 	"time"
 
@@ -24,6 +26,17 @@ func newRedis(where *redis.UniversalOptions) redis.UniversalClient {
 	o.WriteTimeout = redisTimeout
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return redis.NewUniversalClient(&o)
+}
+
+// LogRedis makes the Redis client library say what it has to say of connections
+// as debug lines of log instead of on stderr. The library has one logger for the
+// whole process, so this is for main, before anything runs.
+func LogRedis(log *slog.Logger) { redis.SetLogger(redisLog{log.With("component", "go-redis")}) }
+
+type redisLog struct{ log *slog.Logger }
+
+func (l redisLog) Printf(ctx context.Context, format string, v ...any) {
+	l.log.DebugContext(ctx, "the redis client says", "event", "redis_client", "says", fmt.Sprintf(format, v...))
 }
 
 // memoryRedis is a Redis inside this process. It runs the same scripts as a real

@@ -25,7 +25,10 @@ import (
 	"schoolbell/watchdog/watchdogtest"
 )
 
-func TestMain(m *testing.M) { localtest.Main(m) }
+func TestMain(m *testing.M) {
+	LogRedis(discard())
+	localtest.Main(m)
+}
 
 func testKeys(tb testing.TB) scripts.Keys {
 	tb.Helper()

@@ -40,16 +40,13 @@ func (s Settings) Validate() error {
 // them is well formed. The error is an *[Error].
 func (s Settings) CheckServe() error {
 	c := check{s: s}
-	for _, need := range []struct {
-		path, env, embedded, example string
-		empty                        bool
-	}{
-		{"database_url", "SCHOOLBELL_DATABASE_URL", "SQLite", "postgres://user:password@host:5432/schoolbell", s.DatabaseURL == ""},
-		{"redis.url", "SCHOOLBELL_REDIS_URL", "in-process Redis", "redis://host:6379/0", s.Redis.URL == ""},
-	} {
-		if need.empty {
-			c.add(need.path, "is empty, and the embedded mode (%s) is not available in this version; set it (%s), e.g. %s", need.embedded, need.env, need.example)
-		}
+	// One store that others share and one that only this process has would be two
+	// truths.
+	switch {
+	case s.DatabaseURL == "" && s.Redis.URL != "":
+		c.add("database_url", "is empty, but %s; set both (SCHOOLBELL_DATABASE_URL, e.g. postgres://user:password@host:5432/schoolbell), or neither, which keeps everything in this process and an SQLite file", c.set("redis.url"))
+	case s.DatabaseURL != "" && s.Redis.URL == "":
+		c.add("redis.url", "is empty, but %s; set both (SCHOOLBELL_REDIS_URL, e.g. redis://host:6379/0), or neither, which keeps everything in this process and an SQLite file", c.set("database_url"))
 	}
 	switch {
 	case s.HTTP.Auth == AuthNone && !s.Loopback():
@@ -96,6 +93,15 @@ func (c *check) cite(path string, v any) string {
 		return fmt.Sprintf("%s %v (%s)", path, v, o)
 	}
 	return fmt.Sprintf("%s %v", path, v)
+}
+
+// set says that a setting, which may be secret, has a value, and where it is
+// from.
+func (c *check) set(path string) string {
+	if o := c.s.Origin(path); o.Layer != LayerDefault {
+		return fmt.Sprintf("%s is set (%s)", path, o)
+	}
+	return path + " is set"
 }
 
 // bounds checks the range and oneof tags.

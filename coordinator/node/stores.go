@@ -1,0 +1,52 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"schoolbell/coordinator"
+	"schoolbell/coordinator/web"
+	"schoolbell/school/store"
+	"schoolbell/watchdog/redislease"
+)
+
+// outbox is all that a replica asks of its database, whichever engine it is.
+type outbox interface {
+	coordinator.Queue
+	web.Notices
+	web.Schools
+	stock
+	// Listen hears of schools that were given work inside an application's own
+	// transaction until ctx ends.
+	Listen(ctx context.Context, onReady func(), onSchool func(schoolID string)) error
+	Close()
+}
+
+var _ outbox = (*store.DB)(nil)
+
+// openStores opens the way to the database and says where Redis is: the servers
+// that the settings name, or what is embedded. What it opens is closed by the
+// node's cleanup.
+func (n *Node) openStores(ctx context.Context, embedded *Embedded, reg prometheus.Registerer) (*redis.UniversalOptions, error) {
+	if embedded != nil {
+		n.outbox = n.line.outbox(embedded.outbox)
+		where := embedded.redis.options()
+		where.Dialer = n.line.dial(where)
+		return where, nil
+	}
+	where, err := redislease.ParseURL(string(n.conf.Redis.URL))
+	if err != nil {
+		return nil, fmt.Errorf("redis.url: %w", err)
+	}
+	where.Dialer = n.line.dial(where)
+	db, err := store.Open(ctx, store.Config{URL: string(n.conf.DatabaseURL), MaxConns: n.conf.Database.MaxConns, Log: n.log, Registerer: reg})
+	if err != nil {
+		return nil, err
+	}
+	n.cleanup.add("store", func() error { db.Close(); return nil })
+	n.outbox = n.line.outbox(db)
+	return where, nil
+}
