@@ -15,8 +15,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"schoolbell/coordinator/api"
+	"schoolbell/coordinator/node/demo"
 	"schoolbell/coordinator/node/settings"
 	"schoolbell/school"
+	"schoolbell/sender/simulator/verdict"
 )
 
 // Exit codes. Scripts decide by them.
@@ -43,9 +45,10 @@ type surroundings struct {
 	pollEvery      time.Duration // first interval of --wait
 }
 
-// replicaCommands is what runs a replica and its schema.
+// replicaCommands is what runs replicas and the schema.
 type replicaCommands struct {
 	serve         func(ctx context.Context, s settings.Settings, log *slog.Logger, b build) error
+	demo          func(ctx context.Context, cfg demo.Config) (verdict.Verdict, error)
 	migrateUp     func(ctx context.Context, s settings.Settings) ([]migration, error)
 	migrateStatus func(ctx context.Context, s settings.Settings) ([]migration, error)
 	migrateDown   func(ctx context.Context, s settings.Settings, to int64) ([]migration, error)
@@ -166,7 +169,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused
 		return nil
 	}
 	p := printer{out: w.stdout, format: output}
-	root.AddCommand(newServe(w), newMigrate(w, p), newNotice(w, p), newVersion(w, p))
+	root.AddCommand(newServe(w), newDemo(w, p), newMigrate(w, p), newNotice(w, p), newVersion(w, p))
 	return root
 }
 

@@ -93,12 +93,16 @@ var rules = []rule{
 		"an adapter knows the leaf whose types it returns and never its consumer or its neighbour"},
 	{is("coordinator/web"), only("coordinator/api", "school"), "the HTTP API reaches the store through interfaces of its own and speaks in the types of coordinator/api"},
 	{is("coordinator/node/settings"), only("watchdog"), "what a replica is told is read without anything of what it does, but for the arithmetic of a lease"},
-	{is("coordinator/node"), func(_, i string) bool { return !under("cmd", "deploy")(i) && i != "school/outbox" },
+	{is("coordinator/node"), func(_, i string) bool {
+		return !under("cmd", "deploy", "coordinator/node")(i) && i != "school/outbox" || i == "coordinator/node/settings"
+	},
 		"the composition root joins the parts of a replica; commands and test servers are none"},
+	{is("coordinator/node/demo"), only("coordinator", "coordinator/api", "coordinator/node", "coordinator/node/settings", "sender/simulator", "sender/simulator/verdict"),
+		"the demonstration runs whole replicas against the simulator and judges them from outside; of coordinator it knows the rule's arbiter, to be able to break it"},
 	{is("coordinator/node/nodetest"), func(_, i string) bool { return !under("cmd")(i) }, "nodetest runs replicas in one process; commands are none"},
 	{is("deploy/local"), only(), "servers for tests know nothing of what is tested"},
 	{under("deploy/local"), ancestor, "servers for tests know nothing of what is tested"},
-	{under("cmd"), only("coordinator/node", "coordinator/node/settings", "coordinator/node/nodetest", "coordinator/api", "school", "sender/simulator", "sender/simulator/verdict", "deploy/local"),
+	{under("cmd"), only("coordinator/node", "coordinator/node/settings", "coordinator/node/demo", "coordinator/node/nodetest", "coordinator/api", "school", "sender/simulator", "sender/simulator/verdict", "deploy/local"),
 		"a command goes through the composition root or the API's client, never to an adapter"},
 }
 
@@ -302,13 +306,14 @@ func topEntries(t *testing.T, root string) []string {
 func TestLayoutRefuses(t *testing.T) {
 	t.Parallel()
 	sound := func() tree {
-		names := append(slices.Clone(leaves), "coordinator", "coordinator/web", "coordinator/node", "coordinator/node/settings", "coordinator/node/nodetest",
+		names := append(slices.Clone(leaves), "coordinator", "coordinator/web", "coordinator/node", "coordinator/node/settings", "coordinator/node/demo", "coordinator/node/nodetest",
 			"school/quota", "school/quota/redisquota", "school/quota/quotatest", "school/store", "watchdog/redislease", "watchdog/watchdogtest",
 			"sender/relay", "sender/fcm", "sender/simulator", "deploy/local", "deploy/local/localtest", "cmd/schoolbell", "cmd/chaos")
 		imports := map[string]string{
 			"coordinator":               "school sender",
 			"coordinator/web":           "coordinator/api school",
 			"coordinator/node":          "coordinator coordinator/web coordinator/api school/store school/quota/redisquota watchdog watchdog/redislease sender/relay coordinator/node/settings",
+			"coordinator/node/demo":     "coordinator/node coordinator/node/settings coordinator/api sender/simulator",
 			"coordinator/node/nodetest": "coordinator/node deploy/local sender/simulator",
 			"school/quota":              "school",
 			"school/quota/redisquota":   "school school/quota scripts",
@@ -317,7 +322,7 @@ func TestLayoutRefuses(t *testing.T) {
 			"watchdog/redislease":       "watchdog scripts",
 			"sender/relay":              "sender",
 			"deploy/local/localtest":    "deploy/local",
-			"cmd/schoolbell":            "coordinator/node coordinator/node/settings coordinator/api",
+			"cmd/schoolbell":            "coordinator/node coordinator/node/demo coordinator/node/settings coordinator/api",
 			"cmd/chaos":                 "coordinator/node/nodetest sender/simulator",
 		}
 		var tr tree
@@ -378,6 +383,8 @@ func TestLayoutRefuses(t *testing.T) {
 		edge("coordinator/web", "coordinator", "interfaces of its own"),
 		edge("coordinator/node/settings", "sender/relay", "what a replica is told"),
 		edge("coordinator/node", "deploy/local", "composition root"),
+		edge("coordinator/node", "coordinator/node/demo", "composition root"),
+		edge("coordinator/node/demo", "school/store", "whole replicas"),
 		edge("coordinator/node", "watchdog/watchdogtest", "for tests"),
 		edge("school/store", "coordinator", "never its consumer"),
 		edge("school/store", "school/quota", "neighbour"),

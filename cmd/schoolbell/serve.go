@@ -18,8 +18,13 @@ signal ends it at once.
 
 Settings come from a YAML file (--config, else ./schoolbell.yaml, else
 /etc/schoolbell/schoolbell.yaml), over it SCHOOLBELL_ variables, over them the
-flags below. The schema has to be there: schoolbell migrate up comes first.`,
-		Example: `  schoolbell serve --config /etc/schoolbell/schoolbell.yaml
+flags below. The schema has to be there: schoolbell migrate up comes first.
+
+Without a database and a Redis it runs embedded, for trying things out: one
+replica that keeps everything in ./schoolbell.db, writes what it would send into
+its log, and answers this machine alone, without a key.`,
+		Example: `  schoolbell serve
+  schoolbell serve --config /etc/schoolbell/schoolbell.yaml
   SCHOOLBELL_ADMIN_KEY=… schoolbell serve --database-url postgres://bell:…@db/bell --redis-url redis://cache:6379
   schoolbell serve --print-config`,
 		Args: cobra.NoArgs,

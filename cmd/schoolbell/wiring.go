@@ -6,18 +6,28 @@ import (
 
 	"schoolbell/coordinator/api"
 	"schoolbell/coordinator/node"
+	"schoolbell/coordinator/node/demo"
 	"schoolbell/coordinator/node/settings"
+	"schoolbell/sender/simulator/verdict"
 )
 
 // replica joins the commands to package node, which alone knows the parts.
 func replica() replicaCommands {
 	return replicaCommands{
 		serve: func(ctx context.Context, s settings.Settings, log *slog.Logger, b build) error {
+			node.LogRedis(log)
 			n, err := node.New(ctx, s, node.Deps{Log: log, Version: api.Version{Version: b.Version, Commit: b.Commit, Go: b.Go}})
 			if err != nil {
 				return err
 			}
 			return n.Run(ctx)
+		},
+		demo: func(ctx context.Context, cfg demo.Config) (verdict.Verdict, error) {
+			if cfg.Log == nil {
+				cfg.Log = slog.New(slog.DiscardHandler)
+			}
+			node.LogRedis(cfg.Log)
+			return demo.Run(ctx, cfg)
 		},
 		migrateUp: func(ctx context.Context, s settings.Settings) ([]migration, error) {
 			return migrations(node.MigrateUp(ctx, s))
