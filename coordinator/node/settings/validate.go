@@ -65,8 +65,9 @@ func (s Settings) CheckServe() error {
 	for _, name := range s.SenderNames() {
 		path := "senders." + name + "."
 		snd := s.Senders[name]
-		// FCM's default stands for the limiter to come and refuses nothing.
-		later(path+"rate_per_minute", snd.RatePerMinute != 0 && s.Origin(path+"rate_per_minute").Layer != LayerDefault)
+		// FCM's default stands for the limiter to come and refuses nothing, wherever
+		// it was written: printed settings have to be settings.
+		later(path+"rate_per_minute", snd.RatePerMinute != NewSender(snd.Kind).RatePerMinute)
 		later(path+"only_tokens_file", snd.OnlyTokensFile != "")
 		if snd.Kind == KindFCM {
 			c.credentials(name, snd)
