@@ -101,7 +101,8 @@ func TestEmbedded(t *testing.T) {
 			require.NoError(t, err)
 			n, err := s.client.Notice(ctx, accepted.ID)
 			require.NoError(t, err)
-			if sc.State == api.Resting && n.Success == 50 && n.InProgress == 0 {
+			// Until the turn has ended the rest is the provisional one, which is longer.
+			if sc.State == api.Resting && sc.Lock == nil && n.Success == 50 && n.InProgress == 0 {
 				return sc, n
 			}
 			select {
