@@ -14,7 +14,7 @@ PACKAGES ?= ./...
 # go.mod: their dependencies would become ours.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: build test test-deps vet lint fmt clean
+.PHONY: build test acceptance test-deps vet lint fmt clean
 
 ## build: the program, in ./bin
 build:
@@ -23,6 +23,10 @@ build:
 ## test: everything, with the race detector; installs what is missing
 test: test-deps vet
 	go test -json -race -shuffle=on -timeout $(TIMEOUT) $(PACKAGES) | awk -v slow=$(SLOW) -f deploy/test-report.awk
+
+## acceptance: the FCM scenario at full size, about a minute
+acceptance: test-deps
+	go test -count=1 -v -run TestFCMWithAKilledOwner ./cmd/chaos/arena -args -full
 
 test-deps:
 	./deploy/install-test-deps.sh

@@ -212,8 +212,7 @@ func (r *Replica) Start(ctx context.Context) error {
 	program, err := local.StartProgram(ctx, local.ProgramConfig{
 		Path: a.cfg.Program, Args: []string{"serve"}, Env: vars, Stdout: a.log, Stderr: a.log,
 		Ready: func(ctx context.Context) error {
-			_, err := clientOf(url).Ready(ctx)
-			return err
+			return ready(ctx, url)
 		},
 	})
 	if err != nil {
@@ -225,6 +224,15 @@ func (r *Replica) Start(ctx context.Context) error {
 
 // Client calls this replica's API.
 func (r *Replica) Client() *api.Client { return clientOf(r.URL()) }
+
+// ready is nil where the replica at url says that it is ready for requests.
+func ready(ctx context.Context, url string) error {
+	r, err := clientOf(url).Ready(ctx)
+	if err == nil && !r.Ready {
+		err = errNoneReady
+	}
+	return err
+}
 
 func clientOf(url string) *api.Client {
 	return &api.Client{BaseURL: url, Key: Key, HTTP: httpClient}

@@ -48,18 +48,26 @@ func (a *Arena) FlushRedis(ctx context.Context) error {
 // errNoneReady says that no replica is ready for requests.
 var errNoneReady = errors.New("no replica is ready")
 
-// ready is the next replica that says it is ready.
+// ready is a replica that says it is ready, the next one where there are several;
+// where none is, it waits for one, as a load balancer's clients do.
 func (a *Arena) ready(ctx context.Context) (*Replica, error) {
-	for range len(a.all()) {
-		r := a.turn()
-		if r == nil {
-			break
+	for {
+		a.mu.Lock()
+		first := a.next
+		a.next++
+		a.mu.Unlock()
+		all := a.all()
+		for i := range all {
+			if r := all[(first+i)%len(all)]; r.Alive() && ready(ctx, r.URL()) == nil {
+				return r, nil
+			}
 		}
-		if _, err := r.Client().Ready(ctx); err == nil {
-			return r, nil
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, errors.Join(errNoneReady, context.Cause(ctx))
 		}
 	}
-	return nil, errNoneReady
 }
 
 // PostReady hands in a notice at a replica that has just said it is ready, once:
