@@ -1,13 +1,14 @@
-// Package store keeps notices, their recipients and the schools' ledgers in
-// PostgreSQL: the outbox from which the scheduler works and the read models
-// that people look at.
+// Package store keeps notices, their recipients and the schools' ledgers: the
+// outbox from which the scheduler works and the read models that people look at.
+// DB keeps them in PostgreSQL, for several replicas; SQLite in one file, for one
+// process.
 //
 // It takes a notice with all its recipients in one transaction, issues the
 // fencing number of each school, hands out pages of work, and writes claims,
-// records, takeovers and withdrawals, each in one round trip with its COMMIT. It
-// does not send, does not decide what an outcome means (school.Next does; the
-// takeover's set-based equivalent is tested against it) and does not wake
-// anybody. Time is the database's clock.
+// records, takeovers and withdrawals, each in one transaction, on PostgreSQL in
+// one round trip with its COMMIT. It does not send, does not decide what an
+// outcome means (school.Next does; PostgreSQL's set-based takeover is tested
+// against it) and does not wake anybody. Time is the database's clock.
 //
 // Invariants: a recipient that waits is beyond its notice's frontier, or has
 // retry_after, or is covered by exactly one open batch; a notice's counters add

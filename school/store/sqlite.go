@@ -40,6 +40,7 @@ const (
 	sqliteDispatch  = 4
 	sqliteReads     = 2
 	sqliteBusy      = 2 * time.Second // for another program's lock, an open sqlite3 session for instance
+	sqlitePage      = 8192            // bytes; long rows of one notice lie side by side
 	sqliteCacheKiB  = 8192            // pages in memory, of each connection
 	sqliteWALBytes  = 64 << 20        // what is left of the log after a big notice
 	sqliteReadCheck = 256             // rows between two looks at the context
@@ -101,18 +102,18 @@ func OpenSQLite(ctx context.Context, cfg SQLiteConfig) (_ *SQLite, err error) {
 			db.Close()
 		}
 	}()
-	db.writer = openSQLiteFile(path, cfg.Relaxed, false)
+	db.writer = openSQLiteFile(path, cfg.Relaxed)
 	db.writer.SetMaxOpenConns(1)
 	if err := migrateSQLite(ctx, db.writer); err != nil {
 		return nil, err
 	}
-	db.ingest = openSQLiteFile(path, cfg.Relaxed, false)
+	db.ingest = openSQLiteFile(path, cfg.Relaxed, "wal_autocheckpoint(0)") // see acceptStream
 	db.ingest.SetMaxOpenConns(sqliteStreams)
 	db.ingest.SetMaxIdleConns(-1) // its temporary tables end with it
-	db.dispatch = openSQLiteFile(path, cfg.Relaxed, true)
+	db.dispatch = openSQLiteFile(path, cfg.Relaxed, "query_only(ON)")
 	db.dispatch.SetMaxOpenConns(sqliteDispatch)
 	db.dispatch.SetMaxIdleConns(sqliteDispatch)
-	db.reads = openSQLiteFile(path, cfg.Relaxed, true)
+	db.reads = openSQLiteFile(path, cfg.Relaxed, "query_only(ON)")
 	db.reads.SetMaxOpenConns(sqliteReads)
 	db.reads.SetMaxIdleConns(sqliteReads)
 
@@ -186,26 +187,24 @@ func resolve(path string) (string, error) {
 }
 
 // openSQLiteFile makes a pool of connections that nothing but this program's own
-// choices shape. No statement runs yet.
-func openSQLiteFile(path string, relaxed, readOnly bool) *sql.DB {
+// choices shape, more pragmas among them. No statement runs yet.
+func openSQLiteFile(path string, relaxed bool, more ...string) *sql.DB {
 	synchronous := "FULL" // the log is on the disk before COMMIT returns
 	if relaxed {
 		synchronous = "NORMAL"
 	}
 	q := url.Values{"_txlock": {"immediate"}}
-	for _, p := range []string{
+	for _, p := range append([]string{
 		fmt.Sprintf("busy_timeout(%d)", sqliteBusy.Milliseconds()),
+		fmt.Sprintf("page_size(%d)", sqlitePage), // of a file that is new
 		"journal_mode(WAL)",
 		"synchronous(" + synchronous + ")",
 		"foreign_keys(ON)",
 		"trusted_schema(OFF)",
 		fmt.Sprintf("cache_size(-%d)", sqliteCacheKiB),
 		fmt.Sprintf("journal_size_limit(%d)", sqliteWALBytes),
-	} {
+	}, more...) {
 		q.Add("_pragma", p)
-	}
-	if readOnly {
-		q.Add("_pragma", "query_only(ON)")
 	}
 	dsn := url.URL{Scheme: "file", Path: path, RawQuery: q.Encode()}
 	// It fails for a driver that is not linked in, and there is one.

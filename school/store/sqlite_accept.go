@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"iter"
@@ -148,15 +149,27 @@ func (db *SQLite) acceptStream(ctx context.Context, n *school.Notice, args []any
 	case err != nil:
 		return r, err
 	}
+	r, err = db.writeGathered(ctx, conn, n, args, src.seq, seen.duplicates)
+	if err == nil {
+		// The log has become long. It is moved into the file while others write on;
+		// where that fails the next commit does it.
+		_, _ = conn.ExecContext(context.WithoutCancel(ctx), `PRAGMA wal_checkpoint(PASSIVE)`)
+	}
+	return r, err
+}
+
+// writeGathered stores the notice and what was gathered of it.
+func (db *SQLite) writeGathered(ctx context.Context, conn *sql.Conn, n *school.Notice, args []any, total, duplicates int) (r school.Receipt, err error) {
+	const op = "accept notice"
 	if err := db.turn.pass(ctx); err != nil {
 		return r, fmt.Errorf("%s: %w", op, err)
 	}
 	defer db.turn.leave()
 	err = db.transact(ctx, conn, op, "BEGIN IMMEDIATE", func(tx *sqliteTx) error {
-		if r, err = tx.openNotice(n, args, src.seq, seen.duplicates); err != nil {
+		if r, err = tx.openNotice(n, args, total, duplicates); err != nil {
 			return err
 		}
-		for from := 0; from < src.seq; from += moveRows {
+		for from := 0; from < total; from += moveRows {
 			if _, err := tx.exec(recipientsSQL+`temp.gathered WHERE seq > ? AND seq <= ?`, n.ID, n.School, tx.now, from, from+moveRows); err != nil {
 				return err
 			}

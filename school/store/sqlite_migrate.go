@@ -29,7 +29,7 @@ func MigrateSQLiteDown(ctx context.Context, path string, version int64) (steps [
 		return nil, err
 	}
 	defer lock.release()
-	db := openSQLiteFile(path, false, false)
+	db := openSQLiteFile(path, false)
 	defer db.Close()
 	db.SetMaxOpenConns(1)
 	p, err := sqliteProvider(db)
