@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,13 +23,24 @@ import (
 // endpointOf is a token endpoint in memory.
 type endpointOf struct {
 	answer atomic.Pointer[func(context.Context) (*auth.Token, error)]
-	asked  []time.Time
+
+	mu    sync.Mutex
+	times []time.Time
+}
+
+// asked is when a token was asked for.
+func (e *endpointOf) asked() []time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.times)
 }
 
 func (e *endpointOf) will(f func(context.Context) (*auth.Token, error)) { e.answer.Store(&f) }
 
 func (e *endpointOf) fetch(ctx context.Context) (*auth.Token, error) {
-	e.asked = append(e.asked, time.Now())
+	e.mu.Lock()
+	e.times = append(e.times, time.Now())
+	e.mu.Unlock()
 	return (*e.answer.Load())(ctx)
 }
 
@@ -73,8 +86,8 @@ func TestATokenIsAlwaysAtHand(t *testing.T) {
 			require.Contains(t, header, "Bearer secret")
 			time.Sleep(time.Minute)
 		}
-		require.Len(t, e.asked, 6)
-		require.Equal(t, 55*time.Minute, e.asked[1].Sub(e.asked[0]))
+		require.Len(t, e.asked(), 6)
+		require.Equal(t, 55*time.Minute, e.asked()[1].Sub(e.asked()[0]))
 	})
 }
 
@@ -90,7 +103,7 @@ func TestAShortLivedTokenIsReplacedInTime(t *testing.T) {
 			require.Nil(t, missing)
 			time.Sleep(time.Second)
 		}
-		require.Equal(t, 20*time.Second, e.asked[1].Sub(e.asked[0]))
+		require.Equal(t, 20*time.Second, e.asked()[1].Sub(e.asked()[0]))
 	})
 }
 
@@ -147,8 +160,8 @@ func TestAnEndpointIsNotHammered(t *testing.T) {
 		e.open(t)
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		require.Less(t, len(e.asked), 16)
-		require.Greater(t, len(e.asked), 8)
+		require.Less(t, len(e.asked()), 16)
+		require.Greater(t, len(e.asked()), 8)
 	})
 }
 
@@ -189,7 +202,7 @@ func TestARefusedTokenIsReplacedSoon(t *testing.T) {
 		tk.refused(first) // of a message that was sent with the old one
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Len(t, e.asked, 2)
+		require.Len(t, e.asked(), 2)
 	})
 }
 
