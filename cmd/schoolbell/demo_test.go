@@ -10,8 +10,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"schoolbell/coordinator"
 	"schoolbell/coordinator/api"
 	"schoolbell/coordinator/node/demo"
+	"schoolbell/school"
 	"schoolbell/sender/simulator/verdict"
 )
 
@@ -105,6 +107,33 @@ func TestDemoFails(t *testing.T) {
 	} {
 		s.failed(t, exitUsage, tc.want+" (see schoolbell demo --help)", append([]string{"demo"}, strings.Fields(tc.args)...)...)
 	}
+}
+
+// generous is an arbiter that grants twice what the rule allows.
+type generous struct{ coordinator.Budget }
+
+func (g generous) Reserve(ctx context.Context, r school.Reservation) (school.Grant, error) {
+	r.Rule.Limit *= 2
+	return g.Budget.Reserve(ctx, r)
+}
+
+func (g generous) Reconcile(ctx context.Context, id string, l school.Ledger, r school.Rule) error {
+	r.Limit *= 2
+	return g.Budget.Reconcile(ctx, id, l, r)
+}
+
+// TestDemoSeesABrokenRule runs it with an arbiter that breaks the rule.
+func TestDemoSeesABrokenRule(t *testing.T) {
+	t.Parallel()
+	s := newStage()
+	s.replica.demo = func(ctx context.Context, cfg demo.Config) (verdict.Verdict, error) {
+		cfg.Budget = func(b coordinator.Budget) coordinator.Budget { return generous{b} }
+		return demo.Run(ctx, cfg)
+	}
+	require.Equal(t, exitFailed, s.run("demo", "--schools", "2", "--recipients", "80", "--limit", "20", "--rest", "2s", "--http", "127.0.0.1:0"))
+	require.Contains(t, s.err.String(), "schoolbell: a promise was broken: rule: school school-")
+	require.Contains(t, s.out.String(), "BROKEN rule: school school-")
+	require.Regexp(t, `most attempts between two rests +at most 20 +40\n`, s.out.String())
 }
 
 // TestDemoOnATerminal draws a bar that is gone at the end.

@@ -79,7 +79,9 @@ func (c *cluster) start(ctx context.Context) error {
 		err := c.fill(ctx, p)
 		if i == 0 && isTaken(err) {
 			host, _, _ := net.SplitHostPort(p.listen)
+			c.mu.Lock()
 			p.listen, c.moved = net.JoinHostPort(host, "0"), true
+			c.mu.Unlock()
 			err = c.fill(ctx, p)
 		}
 		if err != nil {
@@ -113,9 +115,9 @@ func (c *cluster) fill(ctx context.Context, p *place) error {
 		kill()
 		return fmt.Errorf("start %s: %w", name, err)
 	}
-	p.listen = n.Addr() // the next one in this place is found there, too
 	r := &replica{name: name, url: "http://" + n.Addr(), kill: kill}
 	c.mu.Lock()
+	p.listen = n.Addr() // the next one in this place is found there, too
 	p.alive = r
 	c.mu.Unlock()
 	c.life.Go(func() {
@@ -133,37 +135,44 @@ func (c *cluster) fill(ctx context.Context, p *place) error {
 	return nil
 }
 
-// settings of a replica: short times, so that kills and takeovers fit into a
-// few seconds; apart from that what a real one has.
+// settings of a replica: what a real one has, but for less in flight. Where
+// replicas are killed its times are short, so that a takeover fits into a few
+// seconds.
 func (c *cluster) settings(name, listen string) settings.Settings {
 	s := settings.Default()
 	s.InstanceID, s.HTTP.Listen = name, listen
 	s.Quota.Limit, s.Quota.Rest = c.cfg.Limit, c.cfg.Rest
-	s.Dispatch.ClaimTimeout, s.Dispatch.Batch = claimTimeout, batch
+	s.Dispatch.Batch = batch
 	s.Dispatch.FirstTick, s.Dispatch.Tick = time.Second, time.Second
-	s.Lock.ETC, s.Lock.ETCMax = etc, etc
 	s.Retry.Base = time.Second
-	s.StopDelay, s.StopTimeout = 0, 10*time.Second
+	s.StopDelay = 0
 	fcm := settings.NewSender(settings.KindFCM)
-	fcm.Project, fcm.Endpoint, fcm.CallTimeout, fcm.InFlight = "demo", c.endpoint, callTimeout, inFlight
+	fcm.Project, fcm.Endpoint, fcm.InFlight = "demo", c.endpoint, inFlight
 	fcm.RatePerMinute = 0
+	if c.cfg.KillEvery > 0 {
+		s.Dispatch.ClaimTimeout, fcm.CallTimeout = claimTimeout, callTimeout
+		s.Lock.ETC, s.Lock.ETCMax = etc, etc
+		s.StopTimeout = 10 * time.Second
+	}
 	s.Senders = map[string]settings.Sender{settings.KindFCM: fcm}
 	s.DefaultSender = settings.KindFCM
 	return s
 }
 
-// Everything shares the cores of one machine: replicas, receiver, applications
-// and stores. The times are as short as lets a kill be recovered from in a few
-// seconds, and long enough that a call which is merely slow is not given up and
-// made again: the receiver would have taken the message twice.
+// Where replicas are killed. Everything shares the cores of one machine: these
+// are as short as lets a kill be recovered from in a few seconds, and long enough
+// that a call which is merely slow is not given up and made again, since the
+// receiver would have taken the message twice.
 const (
 	claimTimeout = time.Second
 	callTimeout  = 2 * time.Second
 	etc          = 4 * time.Second // the lease is 6 s
+)
 
-	// batch bounds what one school has with the receiver, and inFlight what one
-	// replica has: a plain endpoint takes a connection a message, both ends of
-	// which are files of this process.
+// batch bounds what one school has with the receiver, and inFlight what one
+// replica has: a plain endpoint takes a connection a message, both ends of which
+// are files of this process.
+const (
 	batch    = 100
 	inFlight = 100
 )

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,10 +27,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// small is a production of a few seconds: three cycles a school.
+// small is a production of a few seconds: three cycles a school. It is busy enough
+// alone, so the tests come one after the other.
 func small() Config {
 	return Config{
-		Schools: 4, Recipients: 1200, Replicas: 3, Limit: 100, Rest: 700 * time.Millisecond, Listen: "127.0.0.1:0",
+		Schools: 4, Recipients: 480, Replicas: 3, Limit: 40, Rest: 700 * time.Millisecond, Listen: "127.0.0.1:0",
 		Latency: simulator.Latency{Base: 20 * time.Millisecond, Spread: 10 * time.Millisecond},
 	}
 }
@@ -51,12 +51,12 @@ func TestEveryPromiseIsKept(t *testing.T) {
 	v := judged(t, cfg)
 	require.Empty(t, v.Violations)
 	require.True(t, v.OK)
-	require.Equal(t, []int{1200, 1200, 0, 0, 0}, []int{v.Accepted, v.Arrived, v.Lost, v.Repeated, v.Rule.Violations})
-	require.Equal(t, 100, v.Rule.WorstCount)
+	require.Equal(t, []int{480, 480, 0, 0, 0}, []int{v.Accepted, v.Arrived, v.Lost, v.Repeated, v.Rule.Violations})
+	require.Equal(t, 40, v.Rule.WorstCount)
 	require.Equal(t, 8, v.Rule.Cycles, "two rests between three cycles of four schools")
 	require.GreaterOrEqual(t, *v.Rule.ShortestRestMS, int64(700))
 	require.Equal(t, 3, v.Replicas)
-	require.Equal(t, 1200, last.Planned)
+	require.Equal(t, 480, last.Planned)
 	require.Equal(t, 3, last.Replicas)
 	left, err := os.ReadDir(os.TempDir())
 	require.NoError(t, err)
@@ -66,17 +66,17 @@ func TestEveryPromiseIsKept(t *testing.T) {
 // TestKills kills a replica each second: what is repeated is at most what was in
 // its hands, and everything else is kept.
 func TestKills(t *testing.T) {
-	t.Parallel()
 	cfg := small()
-	cfg.KillEvery, cfg.Recipients, cfg.Latency.Base = time.Second, 2000, 100*time.Millisecond
-	var kills atomic.Int64
-	cfg.Watch = func(p Progress) { kills.Store(int64(p.Kills)) }
+	cfg.KillEvery, cfg.Latency.Base = time.Second, 100*time.Millisecond
 	v := judged(t, cfg)
 	require.Empty(t, v.Violations)
-	require.Positive(t, kills.Load())
-	require.GreaterOrEqual(t, len(v.Faults), int(kills.Load()))
+	require.NotEmpty(t, v.Faults)
+	for _, f := range v.Faults {
+		require.Equal(t, verdict.Kill, f.Kind)
+		require.Contains(t, f.Target, "replica-")
+	}
 	require.LessOrEqual(t, v.Repeated, v.RepeatBound)
-	require.Equal(t, 2000, v.Arrived)
+	require.Equal(t, 480, v.Arrived)
 }
 
 // generous is an arbiter that grants beyond the rule.
@@ -96,32 +96,31 @@ func (g generous) Reconcile(ctx context.Context, id string, l school.Ledger, r s
 type hasty struct{ coordinator.Budget }
 
 func (h hasty) Reserve(ctx context.Context, r school.Reservation) (school.Grant, error) {
-	r.Rule.Rest /= 2
+	r.Rule.Rest = time.Millisecond
 	return h.Budget.Reserve(ctx, r)
 }
 
 func (h hasty) Reconcile(ctx context.Context, id string, l school.Ledger, r school.Rule) error {
-	r.Rest /= 2
+	r.Rest = time.Millisecond
 	return h.Budget.Reconcile(ctx, id, l, r)
 }
 
 // TestABrokenRuleIsSeen breaks the rule in the arbiter, which every replica
 // believes: only the receiver can know, and the verdict says so.
 func TestABrokenRuleIsSeen(t *testing.T) {
-	t.Parallel()
 	for name, tc := range map[string]struct {
 		budget func(coordinator.Budget) coordinator.Budget
+		rest   time.Duration
 		seen   func(verdict.Verdict) bool
 	}{
-		"too many": {func(b coordinator.Budget) coordinator.Budget { return generous{b} },
-			func(v verdict.Verdict) bool { return v.Rule.WorstCount == 200 }},
-		"too soon": {func(b coordinator.Budget) coordinator.Budget { return hasty{b} },
-			func(v verdict.Verdict) bool { return *v.Rule.ShortestRestMS < 700 }},
+		"too many": {func(b coordinator.Budget) coordinator.Budget { return generous{b} }, 700 * time.Millisecond,
+			func(v verdict.Verdict) bool { return v.Rule.WorstCount == 80 }},
+		"too soon": {func(b coordinator.Budget) coordinator.Budget { return hasty{b} }, 10 * time.Second,
+			func(v verdict.Verdict) bool { return *v.Rule.ShortestRestMS < 10_000 }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			cfg := small()
-			cfg.Budget = tc.budget
+			cfg.Budget, cfg.Recipients, cfg.Rest = tc.budget, 320, tc.rest
 			v := judged(t, cfg)
 			require.False(t, v.OK)
 			require.Positive(t, v.Rule.Violations)
@@ -135,13 +134,12 @@ func TestABrokenRuleIsSeen(t *testing.T) {
 // TestInterrupted ends a run in the middle: the replicas stop gracefully, and
 // what was kept so far is judged.
 func TestInterrupted(t *testing.T) {
-	t.Parallel()
 	cfg := small()
 	cfg.Rest = time.Hour
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	cfg.Watch = func(p Progress) {
-		if p.Schools[api.Resting] == 4 && p.Accepted == 1200 {
+		if p.Schools[api.Resting] == 4 && p.Accepted == 480 {
 			stop()
 		}
 	}
@@ -149,7 +147,7 @@ func TestInterrupted(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, v.Violations)
 	require.True(t, v.OK)
-	require.Equal(t, []int{1200, 400, 800}, []int{v.Accepted, v.Arrived, v.Waiting})
+	require.Equal(t, []int{480, 160, 320}, []int{v.Accepted, v.Arrived, v.Waiting})
 
 	// Before anything began it ends as well.
 	v, err = Run(ctx, cfg)
@@ -160,7 +158,6 @@ func TestInterrupted(t *testing.T) {
 // TestAVisitor hands in a notice while the demonstration runs: it is sent, and
 // judged with the rest.
 func TestAVisitor(t *testing.T) {
-	t.Parallel()
 	cfg := small()
 	var once sync.Once
 	var visit error
@@ -173,26 +170,24 @@ func TestAVisitor(t *testing.T) {
 	v := judged(t, cfg)
 	require.NoError(t, visit)
 	require.Empty(t, v.Violations)
-	require.Equal(t, 1201, v.Accepted)
-	require.Equal(t, 1201, v.Arrived)
+	require.Equal(t, 481, v.Accepted)
+	require.Equal(t, 481, v.Arrived)
 	require.Equal(t, 5, v.Schools)
 }
 
 // TestDuration goes on handing in notices until the time is over.
 func TestDuration(t *testing.T) {
-	t.Parallel()
 	cfg := small()
 	cfg.Recipients, cfg.Duration = 40, 4*time.Second
 	v := judged(t, cfg)
 	require.Empty(t, v.Violations)
-	require.Greater(t, v.Arrived, 400, "at least one more cycle of each school")
+	require.Greater(t, v.Arrived, 160, "more than a cycle of each school")
 	require.Equal(t, v.Accepted, v.Arrived)
 	require.Greater(t, v.Seconds, 3.5)
 }
 
 // TestAddressTaken falls back to a free port and says so.
 func TestAddressTaken(t *testing.T) {
-	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, taken.Close()) }()
