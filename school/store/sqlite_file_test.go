@@ -110,7 +110,7 @@ func TestSQLiteAfterCloseIsUnavailable(t *testing.T) {
 	select {
 	case <-closed:
 		t.Fatal("it did not wait for the call under way")
-	default:
+	case <-time.After(50 * time.Millisecond):
 	}
 	close(proceed)
 	require.NoError(t, <-accepted)
@@ -180,14 +180,26 @@ func TestSQLiteColumnsArePostgresColumns(t *testing.T) {
 }
 
 // TestSQLiteIsNeverLocked: a transaction that reads before it writes cannot be
-// turned away half way, however many there are.
+// turned away half way, however many there are, and though another program writes
+// as well.
 func TestSQLiteIsNeverLocked(t *testing.T) {
 	t.Parallel()
-	db := openFile(t, filepath.Join(t.TempDir(), "school.db"))
+	path := filepath.Join(t.TempDir(), "school.db")
+	db := openFile(t, path)
 	const workers, rounds = 20, 25
 	for w := range workers {
 		accept(t, db, fmt.Sprint("school-", w), rounds)
 	}
+	look := beside(t, path)
+	working, stop := context.WithCancel(t.Context())
+	var meddler sync.WaitGroup
+	meddler.Go(func() {
+		for working.Err() == nil {
+			if _, err := look.Exec(`UPDATE schools SET name = 'meddled with'`); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
@@ -212,6 +224,8 @@ func TestSQLiteIsNeverLocked(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	stop()
+	meddler.Wait()
 	counts, err := db.RecipientCounts(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, store.RecipientCounts{}, counts)
@@ -262,13 +276,24 @@ func TestSQLiteTellsACommitFromNone(t *testing.T) {
 		require.NoError(t, err, "it happened, and so it says")
 		require.Equal(t, "1", batches())
 		require.Equal(t, 10, progress(t, db, id).Counts.InProgress)
+		for i := range 300 { // nothing that is still on its way interrupts this commit or the next
+			ctx, cancel := context.WithCancel(t.Context())
+			db.BeforeCommit(cancel)
+			require.NoError(t, db.Pause(ctx, "A"), "commit %d", i)
+			db.BeforeCommit(nil)
+			require.NoError(t, db.Resume(t.Context(), "A"), "after commit %d", i)
+		}
 	})
 	t.Run("waiting for its turn", func(t *testing.T) {
 		inside, proceed := make(chan struct{}), make(chan struct{})
 		db.BeforeCommit(func() { close(inside); <-proceed })
 		done := make(chan error, 1)
 		go func() { done <- db.Pause(t.Context(), "A") }()
-		<-inside
+		select {
+		case <-inside:
+		case err := <-done:
+			t.Fatalf("it did not come to its commit: %v", err)
+		}
 		db.BeforeCommit(nil)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()

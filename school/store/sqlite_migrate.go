@@ -36,7 +36,7 @@ func MigrateSQLiteDown(ctx context.Context, path string, version int64) (steps [
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	results, err := p.DownTo(ctx, version)
+	results, err := p.DownTo(context.WithoutCancel(ctx), version)
 	for _, r := range results {
 		steps = append(steps, Step{Version: r.Source.Version, Name: r.Source.Path, AppliedAt: time.Now()})
 	}
@@ -46,6 +46,10 @@ func MigrateSQLiteDown(ctx context.Context, path string, version int64) (steps [
 // migrateSQLite brings the schema up to date. The file's lock keeps others away.
 func migrateSQLite(ctx context.Context, db *sql.DB) error {
 	const op = "migrate up"
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", op, stopped(ctx))
+	}
+	ctx = context.WithoutCancel(ctx) // see sqliteTx
 	var mode string
 	if err := db.QueryRowContext(ctx, `PRAGMA journal_mode`).Scan(&mode); err != nil {
 		return sqliteMeaning(op, err)

@@ -53,9 +53,10 @@ func (t turnstile) stats() poolStats {
 }
 
 // sqliteTx is a transaction. It lives within one call, so it carries the call's
-// context: looked at between statements and never given to the driver, whose way
-// of interrupting a statement may hit the one after it, a COMMIT for instance.
-// No statement here takes long but those that are cut into steps.
+// context: looked at between statements and never given to the driver. With a
+// context that has ended the driver may leave a statement out and report success
+// (it does, within some dozens of tries at a COMMIT), and its interruption may hit
+// the statement after. No statement here takes long but those cut into steps.
 type sqliteTx struct {
 	ctx  context.Context
 	conn *sql.Conn
@@ -100,6 +101,7 @@ func (db *SQLite) read(ctx context.Context, pool *sql.DB, op string, fn func(*sq
 func (db *SQLite) transact(ctx context.Context, conn *sql.Conn, op, begin string, fn func(*sqliteTx) error) error {
 	detached := context.WithoutCancel(ctx)
 	if _, err := conn.ExecContext(detached, begin); err != nil {
+		rollbackSQLite(detached, conn) // whatever state it is in, the next one has a sound connection
 		return sqliteMeaning(op, err)
 	}
 	open := true

@@ -228,6 +228,10 @@ var recordTests = []test{
 		r.Results[0].Notice, r.Results[0].Seq = foreign.Work[0].Notice.ID, foreign.Work[0].Seq
 		require.Error(w.t, w.Store.Record(w.ctx(), r))
 		require.Equal(w.t, "IN_PROGRESS=10 PENDING=10", w.states(id))
+		r = w.recordOf(term, c, all(school.Rejected))
+		r.Results = r.Results[1:]
+		require.Error(w.t, w.Store.Record(w.ctx(), r), "one missing of ten that failed")
+		require.Equal(w.t, "IN_PROGRESS=10 PENDING=10", w.states(id))
 		r = w.recordOf(term, c, all(school.Accepted))
 		r.Batch = "never-committed"
 		require.ErrorIs(w.t, w.Store.Record(w.ctx(), r), school.ErrNotFound)
