@@ -335,7 +335,11 @@ func (t *turn) content(n *school.Notice) *sender.Content {
 
 // observe lets the lane learn from a batch.
 func (t *turn) observe(p permit, results []sender.Result) {
-	switch t.lane.observe(p, results, time.Now()) {
+	now := time.Now()
+	change := t.lane.observe(p, results, now)
+	// Who found the school held waits for the end of its lease, unless told.
+	t.tell = t.tell || t.lane.doubted(now)
+	switch change {
 	case laneStopped:
 		t.c.metrics.stopped.WithLabelValues(t.lane.name).Set(1)
 		t.c.log.Error("the receiver does not let this sender in: it stops and probes by itself", "event", "sender_stopped", "sender", t.lane.name, "school", t.school)

@@ -68,6 +68,7 @@ const (
 	yieldBatches   = 5               // a turn gives its slot up after so many batches
 	yieldAfter     = 2 * time.Second // or after so long, when another school waits
 	preferredLead  = 30 * time.Millisecond
+	doubtedLead    = gatherMost
 	storeFresh     = 2 * time.Second // a school is taken only while the store answered within it
 	backoffFirst   = 500 * time.Millisecond
 	backoffMost    = 30 * time.Second
@@ -264,11 +265,23 @@ func (c *Coordinator) runTurn(ctx context.Context, schoolID, senderName string) 
 		e.failures++
 		v.look, v.wait = true, backoff(e.failures)
 		v.hold = min(v.wait, failedHold)
+		// Once: a school that fails everywhere is not passed round and round.
+		v.tell = v.tell || t.lease != nil && e.failures == 1
 	default:
 		e.failures = 0
 	}
-	if (v.kind == verdictRest || v.kind == verdictDrain) && v.look && !c.isPreferred(schoolID) {
-		v.wait, v.hold = v.wait+preferredLead, v.hold+preferredLead
+	switch v.kind {
+	case verdictRest, verdictDrain:
+		if v.look {
+			lead := c.lead(schoolID, t.lane, now)
+			v.wait, v.hold = v.wait+lead, v.hold+lead
+		}
+	case verdictIdle:
+		if v.look {
+			v.wait += c.doubt(t.lane, now)
+		}
+	case verdictLater: // the lane opens, perhaps onto nothing yet
+		v.wait += c.doubt(c.lanes[e.sender], now)
 	}
 	next, notFrom := time.Time{}, time.Time{}
 	if v.look {
@@ -280,7 +293,7 @@ func (c *Coordinator) runTurn(ctx context.Context, schoolID, senderName string) 
 	c.agenda.done(schoolID, next, notFrom, now)
 	c.mu.Unlock()
 	c.doorbell()
-	if v.tell || ctx.Err() != nil {
+	if v.tell || t.tell || ctx.Err() != nil {
 		c.hint(schoolID)
 	}
 	if v.kind == verdictLine {
@@ -353,25 +366,39 @@ func (c *Coordinator) Hear(schools ...string) {
 // look puts a school on the agenda, and reports whether it is looked at as soon
 // as that: not where nothing can be sent until later. The replica that its hash
 // prefers goes first; the others a moment later, when it is not there or has no
-// slot.
+// slot; and last one that doubts its way to the receiver.
 func (c *Coordinator) look(schoolID, senderName string, in, dueFor time.Duration) bool {
 	if !school.ValidID(schoolID) {
 		return false // a hint from outside is not trusted
 	}
 	now := time.Now()
-	at := now.Add(in)
-	if !c.isPreferred(schoolID) {
-		at = at.Add(preferredLead)
-	}
 	c.mu.Lock()
+	if e := c.agenda.entries[schoolID]; e != nil {
+		senderName = cmp.Or(senderName, e.sender)
+	}
+	at := now.Add(in + c.lead(schoolID, c.lanes[cmp.Or(senderName, c.cfg.DefaultSender)], now))
 	soon := !c.agenda.wake(schoolID, senderName, at, at.Add(-dueFor)).After(at)
 	c.mu.Unlock()
 	c.doorbell()
 	return soon
 }
 
-func (c *Coordinator) isPreferred(schoolID string) bool {
-	return preferred(c.cfg.Instance, schoolID, c.members.Live())
+// lead is by how much the others may go first with the school, which sends by l.
+func (c *Coordinator) lead(schoolID string, l *lane, now time.Time) time.Duration {
+	lead := c.doubt(l, now)
+	if !preferred(c.cfg.Instance, schoolID, c.members.Live()) {
+		lead += preferredLead
+	}
+	return lead
+}
+
+// doubt is by how much any other may go first, whom the way to the receiver may
+// not be lost to. Alone there is nobody to wait for.
+func (c *Coordinator) doubt(l *lane, now time.Time) time.Duration {
+	if l == nil || !l.doubted(now) || len(c.members.Live()) < 2 {
+		return 0
+	}
+	return doubtedLead
 }
 
 func (c *Coordinator) doorbell() {

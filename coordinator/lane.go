@@ -25,6 +25,7 @@ type lane struct {
 
 	mu       sync.Mutex
 	silent   int           // batches in a row without an answer
+	doubt    time.Time     // until then others go first
 	round    int           // grows each time the lane closes
 	closed   time.Time     // not before this
 	pause    time.Duration // the pause that ended or ends at closed
@@ -41,6 +42,7 @@ const (
 	breakerMost  = time.Minute
 	probeFirst   = 5 * time.Second
 	probeMost    = 5 * time.Minute
+	doubtFor     = time.Minute
 )
 
 // A Lane names a sender and what this replica may have in flight on it.
@@ -94,6 +96,15 @@ func (l *lane) open(now time.Time) (wait time.Duration, ok bool) {
 		return probeFirst, false
 	}
 	return 0, true
+}
+
+// doubted reports whether the last batch got no answer, lately: then the
+// replicas that may have a way to the receiver go first. It ends by itself, since
+// a replica that others are always faster than would never find its way again.
+func (l *lane) doubted(now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return now.Before(l.doubt)
 }
 
 // forgo gives a permit back of which nothing was sent.
@@ -150,11 +161,12 @@ func (l *lane) observe(p permit, results []sender.Result, now time.Time) change 
 		}
 	case answered:
 		was := l.stopped
-		l.stopped, l.silent, l.pause, l.closed = false, 0, 0, time.Time{}
+		l.stopped, l.silent, l.pause, l.closed, l.doubt = false, 0, 0, time.Time{}, time.Time{}
 		if was {
 			return laneResumed
 		}
 	default:
+		l.doubt = now.Add(doubtFor)
 		switch {
 		case l.stopped && p.probe:
 			// Nobody answered the probe: the receiver is away on top.

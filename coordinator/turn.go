@@ -60,6 +60,7 @@ type turn struct {
 	fresh     map[int64]bool // notices of the page of which nothing was sent yet
 	nextDue   time.Duration  // from looked on, until the earliest later work; 0: none known
 	looked    time.Time
+	tell      bool // a batch could not be sent from here: the peers may do better
 }
 
 // restSlack is how much longer than the deployment's rest one may look before
