@@ -241,6 +241,9 @@ func (t *turn) claim(ctx, within context.Context, c school.Claim) (v verdict, do
 		return verdict{}, false, true, nil
 	case errors.Is(err, school.ErrPaused):
 		return verdict{kind: verdictIdle}, true, false, settled
+	case errors.Is(err, school.ErrRuleChanged) && settled == nil:
+		// The limit, the rest or the sender may be another: a new term tells.
+		return verdict{kind: verdictYield, look: true, tell: true}, true, false, nil
 	}
 	return t.storeVerdict(err), true, false, errors.Join(fmt.Errorf("claim batch %s of school %s: %w", c.Batch, t.school, err), settled)
 }
@@ -248,7 +251,7 @@ func (t *turn) claim(ctx, within context.Context, c school.Claim) (v verdict, do
 // notClaimed reports whether a claim failed in a way that says that nothing of
 // it was written. What the store does not say so clearly may have committed.
 func notClaimed(err error) bool {
-	for _, known := range []error{school.ErrFenced, school.ErrPaused, school.ErrStalePage, school.ErrUnavailable} {
+	for _, known := range []error{school.ErrFenced, school.ErrPaused, school.ErrStalePage, school.ErrRuleChanged, school.ErrUnavailable} {
 		if errors.Is(err, known) {
 			return !errors.Is(err, school.ErrCommitUnknown)
 		}

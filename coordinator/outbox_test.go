@@ -443,6 +443,9 @@ func (o *outbox) claim(t school.Term, c school.Claim) error {
 	if row.settings.Paused {
 		return fmt.Errorf("school %s: %w", t.School, school.ErrPaused)
 	}
+	if row.settings.SettingsVersion > c.Rule.Version {
+		return fmt.Errorf("school %s: %w", t.School, school.ErrRuleChanged)
+	}
 	if c.Size() == 0 || c.Size() > c.Grant.Size {
 		return fmt.Errorf("claim of %d with a grant of %d", c.Size(), c.Grant.Size)
 	}

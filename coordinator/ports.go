@@ -43,6 +43,7 @@ type Queue interface {
 	// Claim writes the batch with exactly the recipients it covers, moves the
 	// frontiers, writes the skipped ones and advances the ledger: all or nothing.
 	// school.ErrFenced, school.ErrPaused, school.ErrStalePage;
+	// school.ErrRuleChanged: the school's settings are newer than the claim's rule;
 	// school.ErrCommitUnknown: nothing of it may be sent.
 	Claim(ctx context.Context, t school.Term, c school.Claim) error
 

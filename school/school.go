@@ -46,6 +46,7 @@ var (
 	ErrFenced        = errors.New("fenced: a newer owner holds the school")                 // R13
 	ErrStalePage     = errors.New("page is stale: what it read has moved")                  // page anew
 	ErrPaused        = errors.New("school is paused")                                       // R28
+	ErrRuleChanged   = errors.New("school's settings have changed")                         // open a new term
 	ErrTakenOver     = errors.New("batch was taken over by a newer owner")                  // R13
 	ErrCommitUnknown = errors.New("commit unknown: the connection broke before the answer") // nothing may be sent
 	ErrUnavailable   = errors.New("unavailable")                                            // store or arbiter not reachable

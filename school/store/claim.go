@@ -21,7 +21,8 @@ const claimSQL = `SELECT schoolbell_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $1
 // end.
 //
 // Not one recipient is claimed with school.ErrFenced (a newer term exists),
-// school.ErrPaused, school.ErrStalePage (a notice or a retry has moved, was
+// school.ErrPaused, school.ErrRuleChanged (the school's settings are newer than
+// the claim's rule), school.ErrStalePage (a notice or a retry has moved, was
 // cancelled or has expired since the page was read), school.ErrConflict (the
 // grant is of an older cycle than the ledger's) and school.ErrUnavailable. With
 // school.ErrCommitUnknown it may be claimed: nothing of it may be sent, and a

@@ -26,6 +26,7 @@ var raised = map[string]error{
 	"SB005": school.ErrNotFound,
 	"SB006": ErrMismatch,
 	"SB007": school.ErrConflict,
+	"SB008": school.ErrRuleChanged,
 }
 
 // transient are definite refusals that say nothing about the caller: a lock or

@@ -26,6 +26,12 @@ func (db *SQLite) Claim(ctx context.Context, t school.Term, c school.Claim) erro
 		if row.paused {
 			return school.ErrPaused
 		}
+		switch settings, found, err := tx.school(t.School); {
+		case err != nil:
+			return err
+		case found && settings.SettingsVersion > c.Rule.Version:
+			return school.ErrRuleChanged
+		}
 		if err := tx.advance(t.School, &row, c, b); err != nil {
 			return err
 		}

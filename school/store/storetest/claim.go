@@ -237,6 +237,26 @@ var claimTests = []test{
 		require.True(w.t, w.term("A", "y").Settings.Paused)
 		require.NotZero(w.t, w.progress(id).Counts.Waiting)
 	}},
+	{"Claim/by an older rule is refused", func(w *world) {
+		w.notice("A", 100)
+		term := w.term("A", "x")
+		w.claim(term, w.page(term, 10).Work)
+		lower := 20
+		_, _, err := w.Store.PutSchool(w.ctx(), "A", school.SchoolChange{Limit: &lower})
+		require.NoError(w.t, err)
+		before := w.ledger("A")
+		c := w.claimOf(w.page(term, 10).Work, 20)
+		require.ErrorIs(w.t, w.Store.Claim(w.ctx(), term, c), school.ErrRuleChanged)
+		require.Equal(w.t, before, w.ledger("A"))
+		require.Len(w.t, w.Query(w.t, `SELECT id FROM push_batches`), 1)
+
+		// The arbiter may know the newer rule before the term does.
+		c.Rule.Version = 2
+		require.NoError(w.t, w.Store.Claim(w.ctx(), term, c))
+		next := w.term("A", "x")
+		require.Equal(w.t, &lower, next.Settings.Limit)
+		w.claim(next, w.page(next, 10).Work)
+	}},
 	{"Withdraw/puts the recipients back and the attempts out of the ledger", func(w *world) {
 		id := w.notice("A", 30)
 		term := w.term("A", "x")

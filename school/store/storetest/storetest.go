@@ -176,6 +176,7 @@ func (w *world) claim(term school.Term, work []school.Work) school.Claim {
 	w.t.Helper()
 	c := w.claimOf(work, term.Ledger.Attempted+len(work))
 	c.Grant.Cycle = max(c.Grant.Cycle, term.Ledger.Cycle)
+	c.Rule.Version = term.Settings.SettingsVersion
 	require.NoError(w.t, w.Store.Claim(w.ctx(), term, c))
 	return c
 }

@@ -8,6 +8,7 @@
 --   SB005 not found   no such school or batch
 --   SB006 mismatch    the caller's view of a batch is not the store's
 --   SB007 conflict    refused as things stand
+--   SB008 changed     the school's settings are newer than the term's
 -- They roll the whole statement back. Every function is called alone, in a
 -- transaction of its own: one round trip, COMMIT included.
 
@@ -110,6 +111,10 @@ BEGIN
         END IF;
         IF v_cycle <> p_cycle THEN
             RAISE EXCEPTION 'grant of cycle % is older than the ledger''s %', p_cycle, v_cycle USING ERRCODE = 'SB007';
+        END IF;
+        -- A lower limit acts at once: who claims by an older rule opens a new term.
+        IF EXISTS (SELECT FROM schools s WHERE s.id = p_school AND s.settings_version > p_version) THEN
+            RAISE EXCEPTION 'settings have changed' USING ERRCODE = 'SB008';
         END IF;
         v_now := clock_timestamp();
         INSERT INTO push_batches (id, school_id, sender, fence, cycle, size, filled, owner, claimed_at, send_deadline)
