@@ -24,9 +24,10 @@ import (
 // durable as production: fsync, full_page_writes and synchronous_commit are
 // on, so that what is judged or measured against it counts.
 type PostgresConfig struct {
-	// Fast gives durability up (fsync, full_page_writes and
-	// synchronous_commit off), for unit tests. Such a server may lose or
-	// corrupt its data only when the machine dies, not by Kill.
+	// Fast gives durability up (fsync and full_page_writes off), for unit
+	// tests. Such a server may lose or corrupt its data only when the machine
+	// dies, not by Kill or an immediate shutdown: a commit is written before it
+	// is answered, so synchronous_commit stays on.
 	Fast bool
 
 	// MaxConnections defaults to 200.
@@ -156,7 +157,7 @@ func (p *Postgres) settings() []string {
 		"dynamic_shared_memory_type=mmap",
 	}
 	if p.cfg.Fast {
-		args = append(args, "fsync=off", "full_page_writes=off", "synchronous_commit=off")
+		args = append(args, "fsync=off", "full_page_writes=off")
 	}
 	for _, k := range slices.Sorted(maps.Keys(p.cfg.Settings)) {
 		args = append(args, k+"="+p.cfg.Settings[k])

@@ -52,7 +52,7 @@ func TestPostgresIsDurableUnlessFast(t *testing.T) {
 		}},
 		"fast": {PostgresConfig{Fast: true, MaxConnections: 50, Settings: map[string]string{"work_mem": "7MB", "jit": "on"}},
 			map[string]string{
-				"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "50",
+				"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on", "max_connections": "50",
 				"work_mem": "7MB", "jit": "on",
 			}},
 	} {
@@ -105,6 +105,27 @@ func TestPostgresLife(t *testing.T) {
 
 	require.NoError(t, p.DropDatabase(ctx, `odd "name"`), "also with a session open")
 	require.NoError(t, p.DropDatabase(ctx, `odd "name"`), "also when gone")
+}
+
+func TestFastPostgresKeepsWhatItCommitted(t *testing.T) {
+	t.Parallel()
+	ctx := bounded(t)
+	p := startedPostgres(t, PostgresConfig{Fast: true})
+	conn := connected(t, p.URL("postgres"))
+	_, err := conn.Exec(ctx, "CREATE TABLE kept (n int)")
+	require.NoError(t, err)
+	for want := 1; want <= 6; want++ {
+		_, err = conn.Exec(ctx, "INSERT INTO kept VALUES ($1)", want)
+		require.NoError(t, err)
+		if want%2 == 0 { // within the moment in which a lazy server would not have written yet
+			p.Kill()
+		}
+		require.NoError(t, p.Restart(ctx, Immediate))
+		conn = connected(t, p.URL("postgres"))
+		var n int
+		require.NoError(t, conn.QueryRow(ctx, "SELECT count(*) FROM kept").Scan(&n))
+		require.Equal(t, want, n)
+	}
 }
 
 func TestPostgresPausedAnswersNobodyUntilResumed(t *testing.T) {
