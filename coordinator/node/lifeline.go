@@ -53,6 +53,9 @@ func (l *lifeline) dead() bool { return l != nil && l.ctx.Err() != nil }
 // bind makes ctx end with the line, too.
 func (l *lifeline) bind(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	if l.dead() {
+		cancel(ErrKilled) // now, not when a goroutine comes to it
+	}
 	stop := context.AfterFunc(l.ctx, func() { cancel(ErrKilled) })
 	return ctx, func() { stop(); cancel(nil) }
 }
@@ -81,13 +84,31 @@ func (l *lifeline) dial(where *redis.UniversalOptions) func(ctx context.Context,
 
 // hang closes c when the line is cut, at once where it is.
 func (l *lifeline) hang(c net.Conn) net.Conn {
-	return &cuttable{Conn: c, stop: context.AfterFunc(l.ctx, func() { _ = c.Close() })}
+	return &cuttable{Conn: c, line: l, stop: context.AfterFunc(l.ctx, func() { _ = c.Close() })}
 }
 
 // cuttable is a connection that hangs on a line.
 type cuttable struct {
 	net.Conn
+	line *lifeline
 	stop func() bool
+}
+
+// Read and Write end with the line, a moment before the connection is closed:
+// what the replica does because it was killed must not get out any more.
+func (c *cuttable) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.line.dead() {
+		return 0, ErrKilled
+	}
+	return n, err
+}
+
+func (c *cuttable) Write(p []byte) (int, error) {
+	if c.line.dead() {
+		return 0, ErrKilled
+	}
+	return c.Conn.Write(p)
 }
 
 func (c *cuttable) Close() error {

@@ -176,19 +176,40 @@ func TestKilled(t *testing.T) {
 	require.NoError(t, two.end(t))
 }
 
-// TestKilledWhileStopping: a kill does not wait for a graceful stop.
+// TestKilledWhileStopping: while a stopping replica waits for its load balancer to
+// look away it goes on accepting and sending; a kill waits for none of that, nor
+// for a call on the wire.
 func TestKilledWhileStopping(t *testing.T) {
 	t.Parallel()
 	srv := startServers(t)
 	life, kill := context.WithCancel(context.Background())
+	defer kill()
 	s := srv.settings("one")
-	s.StopDelay = 10 * time.Minute
+	s.StopDelay, s.StopTimeout = 10*time.Minute, 10*time.Minute
+	s.Lock.ETC, s.Lock.ETCMax = 10*time.Minute, 10*time.Minute
+	relay := s.Senders[settings.KindRelay]
+	relay.CallTimeout, relay.ReadTimeout = 5*time.Minute, 5*time.Minute
+	s.Senders = map[string]settings.Sender{settings.KindRelay: relay}
 	one := run(t, s, Deps{Life: life})
 	eventually(t, "ready", func() bool { r, err := one.client.Ready(t.Context()); return err == nil && r.Ready })
 	one.stop()
 	eventually(t, "draining", func() bool { r, err := one.client.Ready(t.Context()); return err == nil && r.Draining })
+	a, err := one.client.Send(t.Context(), notice("A", 10), "")
+	require.NoError(t, err)
+	eventually(t, "it is sent all the same", func() bool {
+		n, err := one.client.Notice(t.Context(), a.ID)
+		require.NoError(t, err)
+		return n.Success == 10
+	})
+	behave := srv.receiver.Behaviour()
+	behave.Latency.Base = 5 * time.Minute
+	require.NoError(t, srv.receiver.SetBehaviour(behave))
+	_, err = one.client.Send(t.Context(), notice("B", 10), "")
+	require.NoError(t, err)
+	eventually(t, "a batch is with the receiver", func() bool { return srv.receiver.Counts().InFlight == 10 })
 	kill()
 	require.ErrorIs(t, one.wait(t), ErrKilled)
+	eventually(t, "the receiver's caller is gone", func() bool { return srv.receiver.Counts().InFlight == 0 })
 	srv.nothingOpen(t)
 }
 
