@@ -76,7 +76,7 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 	a = &Arena{cfg: cfg, log: &lines{w: cfg.Log}, began: time.Now()}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, a.Close())
+			a, err = nil, errors.Join(err, a.Close())
 		}
 	}()
 	if a.Receiver, err = newReceiver(cfg.Behaviour, cfg.FCM); err != nil {
@@ -105,7 +105,8 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 	return a, nil
 }
 
-// Close ends everything. It may be called on an arena that New failed to fill.
+// Close ends everything. An arena that New failed to make is nil, and may be
+// closed too.
 func (a *Arena) Close() error {
 	if a == nil {
 		return nil
@@ -260,6 +261,20 @@ func (r *Replica) Kill() error {
 	p := r.process.Load()
 	p.Kill()
 	return p.Close()
+}
+
+// Pause stops the process where it stands (SIGSTOP) until resume is called, once.
+func (r *Replica) Pause() (resume func() error, err error) {
+	p := r.process.Load()
+	f := verdict.Fault{At: time.Now(), Kind: verdict.Pause, Target: r.Name}
+	if err := p.Pause(); err != nil {
+		return nil, err
+	}
+	return func() error {
+		f.Until = time.Now()
+		r.arena.note(f)
+		return p.Resume()
+	}, nil
 }
 
 // Died notes that the process ended by itself, as if it had been killed, at the

@@ -205,6 +205,31 @@ func TestKilledOwnerLosesNothing(t *testing.T) {
 	require.LessOrEqual(t, v.RecoveryMS.Max, float64((lease + time.Second).Milliseconds()))
 }
 
+// TestPausedOwnerComesBackTooLate stops the owner of a batch for two leases. Its
+// schools go on without it, and what it still does when it goes on changes
+// nothing.
+func TestPausedOwnerComesBackTooLate(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	a := open(t, Config{Replicas: 3, Limit: 1000, Rest: time.Second, Settings: short(),
+		Behaviour: simulator.Behaviour{Latency: simulator.Latency{Base: 60 * time.Millisecond, Spread: 40 * time.Millisecond}}})
+	postAll(ctx, t, a, 12, 5000)
+	var owner string
+	until(ctx, t, "a replica holds a batch", func() (bool, error) {
+		err := a.DB.QueryRow(ctx, `SELECT coalesce((SELECT owner FROM push_batches WHERE settled_at IS NULL ORDER BY claimed_at DESC LIMIT 1), '')`).Scan(&owner)
+		return owner != "", err
+	})
+	resume, err := a.Owner(owner).Pause()
+	require.NoError(t, err)
+	at := time.Now()
+	until(ctx, t, "two leases have passed", func() (bool, error) { return time.Since(at) >= 2*lease, nil })
+	require.NoError(t, resume())
+	require.NoError(t, a.WaitEnded(ctx))
+	v := sound(ctx, t, a)
+	require.NotNil(t, v.RecoveryMS)
+	t.Logf("the schools of the stopped replica were sending again after %+v ms (lease %s)", *v.RecoveryMS, lease)
+}
+
 func TestRedisFlushedFiveTimes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
