@@ -168,7 +168,7 @@ func (l *Lease) Bind(ctx context.Context, fence int64) error {
 		l.mu.Lock()
 		l.fence = fence
 		l.mu.Unlock()
-		l.event(ctx, slog.LevelInfo, "lock acquired", "lock_acquired", slog.Duration("etc", l.etc), slog.Duration("lease", l.length))
+		l.event(ctx, slog.LevelInfo, "lock acquired", "lock_acquired", slog.Int64("etc_ms", l.etc.Milliseconds()), slog.Int64("lease_ms", l.length.Milliseconds()))
 		return nil
 	case errors.Is(err, ErrLeaseLost):
 		l.lose(err)
@@ -238,7 +238,7 @@ func (l *Lease) renew(ctx context.Context, renewals int64) error {
 	}
 	extended.WithLabelValues("ok").Inc()
 	l.keeper.metrics.remaining.Observe(left.Seconds())
-	l.event(ctx, slog.LevelDebug, "lease extended", "lease_extended", slog.Int64("renewals", renewals+1), slog.Duration("left", left))
+	l.event(ctx, slog.LevelDebug, "lease extended", "lease_extended", slog.Int64("renewals", renewals+1), slog.Int64("left_ms", left.Milliseconds()))
 	return nil
 }
 

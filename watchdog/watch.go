@@ -52,7 +52,7 @@ func (l *Lease) watch(ctx context.Context) {
 				level = slog.LevelDebug
 			}
 			l.event(ctx, level, "lease not extended", "lease_extend_failed",
-				slog.Any("error", err), slog.Duration("left", l.Left()), slog.Duration("again_in", wait))
+				slog.Any("error", err), slog.Int64("left_ms", l.Left().Milliseconds()), slog.Int64("again_in_ms", wait.Milliseconds()))
 		}
 		timer.Reset(l.untilDue())
 	}
