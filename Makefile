@@ -8,7 +8,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 # A test that takes this many seconds says so.
 SLOW ?= 5
 # The whole suite starts hundreds of private servers; a hang should still end.
-TIMEOUT ?= 20m
+TIMEOUT ?= 28m
 PACKAGES ?= ./...
 # Linters are pinned, so that a release of theirs breaks no build of ours. Not in
 # go.mod: their dependencies would become ours.
