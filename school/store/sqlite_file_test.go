@@ -186,7 +186,7 @@ func TestSQLiteIsNeverLocked(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "school.db")
 	db := openFile(t, path)
-	const workers, rounds = 20, 25
+	const workers, rounds = 20, 10
 	for w := range workers {
 		accept(t, db, fmt.Sprint("school-", w), rounds)
 	}

@@ -111,7 +111,7 @@ func TestSQLitePlansStayByKey(t *testing.T) {
 	execOn(t, look, `UPDATE push_clusters SET frontier = 50000, success_count = 49500, retry_pending_count = 500, job_status = 'IN_PROGRESS' WHERE school_id = 'big'`)
 	execOn(t, look, `UPDATE push_cluster_tokens SET retry_after = 1 WHERE school_id = 'big' AND seq <= 30000 AND retry_after IS NOT NULL`)
 	execOn(t, look, `INSERT INTO devices (school_id, token_sha, token, enabled, registered_at, updated_at)
-		SELECT school_id, randomblob(32), token, seq % 1000 <> 0, 1, 1 FROM push_cluster_tokens WHERE school_id = 'big'`)
+		SELECT school_id, randomblob(32), token, seq % 1000 <> 0, 1, 1 FROM push_cluster_tokens WHERE school_id = 'big' AND seq > 80000`)
 	execOn(t, look, `UPDATE push_cluster_tokens SET enabled = 0 WHERE school_id = 'big' AND seq > 50000 AND seq % 50 = 0`)
 
 	var seen statements
