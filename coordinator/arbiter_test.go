@@ -183,7 +183,12 @@ var (
 	errLost    = errors.New("fake: lease lost")
 	errExpired = errors.New("fake: lease expired")
 	errMaxHold = errors.New("fake: held for its maximum time")
+
+	errNoProgress = errors.New("fake: no progress")
 )
+
+// progressWithin is how long a lease is extended while the work goes nowhere.
+const progressWithin = 30 * time.Second
 
 // holder takes the locks of one replica and extends them while work runs.
 type holder struct {
@@ -203,7 +208,7 @@ func (h *holder) Hold(ctx context.Context, schoolID string, etc time.Duration, f
 	if length == 0 {
 		length = etc * 3 / 2
 	}
-	l := &lease{a: h.a, school: schoolID, length: length, end: time.Now().Add(length)}
+	l := &lease{a: h.a, school: schoolID, length: length, end: time.Now().Add(length), advanced: time.Now()}
 	if err := h.a.acquire(l, h.instance); err != nil {
 		return err
 	}
@@ -218,6 +223,10 @@ func (h *holder) Hold(ctx context.Context, schoolID string, etc time.Duration, f
 			case <-stop:
 				return
 			case <-time.After(etc / 2):
+				if l.idle() > progressWithin {
+					l.close(errNoProgress)
+					return
+				}
 				if l.extend(context.WithoutCancel(ctx)) != nil {
 					return
 				}
@@ -294,6 +303,15 @@ type lease struct {
 	end   time.Time
 	cause error
 	steps int
+
+	advanced time.Time
+}
+
+// idle is for how long the work has not got on.
+func (l *lease) idle() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Since(l.advanced)
 }
 
 func (l *lease) Acquisition() string { return l.acquisition }
@@ -356,6 +374,7 @@ func (l *lease) Progress() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.steps++
+	l.advanced = time.Now()
 }
 
 func (l *lease) close(cause error) {

@@ -89,6 +89,7 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	t.logStarted(claim)
 
 	results := t.send(ctx, claim)
+	t.lease.Progress()
 	leave()
 	point("sent", grant.Filled)
 	observed = true
@@ -378,11 +379,17 @@ func (t *turn) record(ctx context.Context, c school.Claim, results []sender.Resu
 		case errors.Is(err, school.ErrTakenOver):
 			return true, nil
 		}
-		t.lease.Progress() // waiting for the store is the work's state, not a stuck owner
+		// While the store is away for all, waiting for it is the work's state and
+		// not a stuck owner. One that alone lost its way to it must not keep the
+		// school from those that have theirs.
+		if !t.c.members.OthersAble() {
+			t.lease.Progress()
+		}
 		t.c.log.Warn("results could not be recorded and are tried again", "event", "record_failed", "school", t.school, "batch", c.Batch, "error", err)
 		select {
 		case <-time.After(wait + time.Duration(rand.Int64N(int64(wait)/4+1))):
 		case <-t.c.gaveUp:
+			t.c.givenUp.Add(1)
 			return false, fmt.Errorf("record batch %s of school %s: %w %s after the stop: %w", c.Batch, t.school, errGivenUp, t.c.cfg.StopTimeout, err)
 		}
 	}

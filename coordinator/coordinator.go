@@ -25,6 +25,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -76,7 +77,8 @@ const (
 	staleMost      = 3               // stale pages in a row before a turn gives up
 	storeTimeout   = 5 * time.Second // of one call to the store outside a claim
 	arbiterTimeout = 3 * time.Second // of one call to the arbiter outside a claim
-	expireSteps    = 200             // notices closed at one tick
+	expireSteps    = 200             // notices closed in one step
+	expireFor      = 2 * time.Second // of one tick
 	wakeBuffer     = 1024
 )
 
@@ -158,7 +160,8 @@ type Coordinator struct {
 	kick  chan struct{} // the agenda changed
 	turns sync.WaitGroup
 
-	gaveUp chan struct{} // closed StopTimeout after the stop: results not recorded by then are left to a successor
+	givenUp atomic.Int64  // batches whose results were not recorded before the stop ended
+	gaveUp  chan struct{} // closed StopTimeout after the stop: results not recorded by then are left to a successor
 
 	mu      sync.Mutex
 	agenda  *agenda
@@ -246,6 +249,9 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	c.tellLast(ctx)
 	for _, l := range c.lanes {
 		l.dropAll()
+	}
+	if n := c.givenUp.Load(); n > 0 {
+		return fmt.Errorf("coordinator: %w of %d batches: what took them over may send them again", errGivenUp, n)
 	}
 	return nil
 }
@@ -474,8 +480,14 @@ func (c *Coordinator) Tick(ctx context.Context) error {
 	for _, d := range due {
 		c.look(d.School, d.Sender, d.In, d.Since)
 	}
-	if _, err := c.queue.Expire(call, expireSteps); err != nil {
-		return fmt.Errorf("dispatch tick: expire notices: %w", err)
+	// A notice of a million takes a hundred steps; they may take some of the tick.
+	for began := time.Now(); time.Since(began) < expireFor; {
+		switch n, err := c.queue.Expire(call, expireSteps); {
+		case err != nil:
+			return fmt.Errorf("dispatch tick: expire notices: %w", err)
+		case n == 0:
+			return nil
+		}
 	}
 	return nil
 }
@@ -533,6 +545,10 @@ func (c *Coordinator) storeLives(ctx context.Context) error {
 	c.storeAnswered()
 	return nil
 }
+
+// Able reports whether this replica could work on a school now: whether its
+// store answers.
+func (c *Coordinator) Able(ctx context.Context) bool { return c.storeLives(ctx) == nil }
 
 func (c *Coordinator) othersWait() bool {
 	c.mu.Lock()

@@ -36,6 +36,7 @@ type world struct {
 	mu       sync.Mutex
 	replicas []*replica
 	told     []string // what peers were told
+	unable   map[string]bool
 }
 
 // inWorld runs f in a bubble with a world of its own. Whatever f leaves running
@@ -70,7 +71,7 @@ func (w *world) start(name string, change ...func(*coordinator.Config, *coordina
 	cfg := coordinator.Config{Instance: name, DefaultSender: "fcm"}
 	deps := coordinator.Deps{
 		Queue: w.outbox, Budget: w.arbiter, Holder: &holder{a: w.arbiter, instance: name},
-		Members: members{w}, Peers: &peers{w: w, name: name},
+		Members: members{w, name}, Peers: &peers{w: w, name: name},
 		Lanes: []coordinator.Lane{{Name: "fcm", Sender: w.receiver}},
 		Log:   slog.New(slog.NewJSONHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
@@ -92,14 +93,21 @@ func (w *world) start(name string, change ...func(*coordinator.Config, *coordina
 
 // halt stops a replica and waits until its Run has returned.
 func (w *world) halt(r *replica) {
+	w.Helper()
+	require.NoError(w, w.end(r))
+}
+
+// end is halt with what Run returned.
+func (w *world) end(r *replica) error {
 	r.stop()
-	if err, ok := <-r.done; ok {
-		require.NoError(w, err)
+	err, ok := <-r.done
+	if ok {
 		close(r.done)
 	}
 	w.mu.Lock()
 	w.replicas = slices.DeleteFunc(w.replicas, func(o *replica) bool { return o == r })
 	w.mu.Unlock()
+	return err
 }
 
 // tick runs the dispatch tick of r every interval until its stop, as its
@@ -361,7 +369,10 @@ func (r *receiver) of(schoolID string) []arrival {
 }
 
 // members are the replicas that run.
-type members struct{ w *world }
+type members struct {
+	w    *world
+	name string
+}
 
 func (m members) Live() []string {
 	m.w.mu.Lock()
@@ -371,6 +382,12 @@ func (m members) Live() []string {
 		live = append(live, r.name)
 	}
 	return live
+}
+
+func (m members) OthersAble() bool {
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
+	return slices.ContainsFunc(m.w.replicas, func(r *replica) bool { return r.name != m.name && !m.w.unable[r.name] })
 }
 
 // peers carries hints to the other replicas at once.

@@ -79,7 +79,7 @@ func TestTheStopGivesUpOnResultsThatCannotBeRecorded(t *testing.T) {
 		r.Wake("A")
 		w.pass(10 * time.Second)
 		began := time.Now()
-		w.halt(r)
+		require.ErrorContains(w, w.end(r), "results given up of 1 batches")
 		require.GreaterOrEqual(w, time.Since(began), 45*time.Second)
 		require.Less(w, time.Since(began), 46*time.Second)
 		require.Empty(w, w.arbiter.heldBy("A"), "the lock is given back")

@@ -25,7 +25,8 @@ type outbox struct {
 	notices []*noticeRow // by id, from 1
 	batches map[string]*batchRow
 
-	stranded int // what the next sweep finds
+	stranded int        // what the next sweep finds
+	expire   func() int // how many notices a step of closing touches; nil: none
 }
 
 type schoolRow struct {
@@ -586,7 +587,10 @@ func (o *outbox) Record(ctx context.Context, r school.BatchRecord) error {
 }
 
 func (o *outbox) Expire(ctx context.Context, limit int) (int, error) {
-	return 0, o.script.enter(ctx, "expire", "", "")
+	if err := o.script.enter(ctx, "expire", "", ""); err != nil || o.expire == nil {
+		return 0, err
+	}
+	return o.expire(), nil
 }
 
 func (o *outbox) Sweep(ctx context.Context) (int, error) {

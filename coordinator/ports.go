@@ -118,10 +118,12 @@ type BusyError struct {
 
 func (e *BusyError) Error() string { return "school is held by " + e.Owner }
 
-// Members lists the instance ids of the living replicas, this one included,
-// from memory.
+// Members tells of the living replicas, from memory.
 type Members interface {
+	// Live lists their instance ids, this one included.
 	Live() []string
+	// OthersAble reports whether another one has a store that answers.
+	OthersAble() bool
 }
 
 // Peers tells the other replicas that schools have work: a hint, never relied on.

@@ -236,7 +236,7 @@ func TestWhatCannotBeJoinedIsRefused(t *testing.T) {
 	inWorld(t, func(w *world) {
 		good := func() (coordinator.Config, coordinator.Deps) {
 			return coordinator.Config{Instance: "r1", DefaultSender: "fcm"}, coordinator.Deps{
-				Queue: w.outbox, Budget: w.arbiter, Holder: &holder{}, Members: members{w}, Peers: &peers{},
+				Queue: w.outbox, Budget: w.arbiter, Holder: &holder{}, Members: members{w, "r1"}, Peers: &peers{},
 				Lanes: []coordinator.Lane{{Name: "fcm", Sender: w.receiver}}, Log: discard(),
 			}
 		}

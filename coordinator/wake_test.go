@@ -161,3 +161,23 @@ func TestATickThatFailsSaysSo(t *testing.T) {
 		require.NoError(w, r.Sweep(w.Context()))
 	})
 }
+
+func TestATickGoesOnWithAClosingForAWhile(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		r := w.start("r1")
+		steps := 0
+		w.outbox.expire = func() int { // 100 ms a step
+			time.Sleep(100 * time.Millisecond)
+			if steps++; steps == 8 {
+				return 0
+			}
+			return 1
+		}
+		require.NoError(w, r.Tick(w.Context()))
+		require.Equal(w, 8, steps, "until nothing is left to do")
+		began := time.Now()
+		require.NoError(w, r.Tick(w.Context()))
+		require.Equal(w, 2*time.Second, time.Since(began), "and not for ever")
+	})
+}

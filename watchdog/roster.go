@@ -20,7 +20,15 @@ type Member struct {
 	Since       time.Time // when it joined, by the registry's clock
 	SchoolsHeld int       // locks held at the last heartbeat
 	Rate        float64   // messages handed over a second, lately, at the last heartbeat
+	Unable      bool      // at the last heartbeat it could do no work: its store did not answer
 	Heartbeat   time.Time // by the registry's clock
+}
+
+// Load is what a replica says of itself with each heartbeat.
+type Load struct {
+	SchoolsHeld int
+	Rate        float64 // messages handed over a second, lately
+	Unable      bool    // it can do no work now
 }
 
 // Registry keeps the members, each until its time to live has passed without a
@@ -47,17 +55,17 @@ type Roster struct {
 	cfg      RosterConfig
 	self     Member
 	registry Registry
-	load     func() (held int, rate float64)
+	load     func(ctx context.Context) Load
 	log      *slog.Logger
 
-	mu   sync.Mutex
-	live []string // instance ids, sorted, this one included
+	mu     sync.Mutex
+	live   []string // instance ids, sorted, this one included
+	others bool     // that are able to work
 }
 
-// NewRoster returns the Roster of self; load says how many schools it holds and
-// how many messages a second it hands over. It
-// does nothing before Run.
-func NewRoster(cfg RosterConfig, self Member, registry Registry, load func() (held int, rate float64), log *slog.Logger) (*Roster, error) {
+// NewRoster returns the Roster of self; load is asked before each heartbeat and
+// may take a part of its time. It does nothing before Run.
+func NewRoster(cfg RosterConfig, self Member, registry Registry, load func(ctx context.Context) Load, log *slog.Logger) (*Roster, error) {
 	if cfg.Beat == 0 {
 		cfg.Beat = 5 * time.Second
 	}
@@ -109,6 +117,14 @@ func (r *Roster) Live() []string {
 	return slices.Clone(r.live)
 }
 
+// OthersAble reports whether another replica was able to work at its last
+// heartbeat, as of this one's. It makes no call.
+func (r *Roster) OthersAble() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.others
+}
+
 // Members asks the registry who lives, sorted by instance id.
 func (r *Roster) Members(ctx context.Context) ([]Member, error) {
 	members, err := r.registry.Members(ctx)
@@ -122,7 +138,8 @@ func (r *Roster) Members(ctx context.Context) ([]Member, error) {
 func (r *Roster) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Beat)
 	defer cancel()
-	r.self.SchoolsHeld, r.self.Rate = r.load()
+	load := r.load(ctx)
+	r.self.SchoolsHeld, r.self.Rate, r.self.Unable = load.SchoolsHeld, load.Rate, load.Unable
 	now, err := r.registry.Beat(ctx, r.self, r.cfg.TTL)
 	if err != nil {
 		return fmt.Errorf("write heartbeat: %w", err)
@@ -135,14 +152,16 @@ func (r *Roster) beat(ctx context.Context) error {
 		return err
 	}
 	live := make([]string, 0, len(members)+1)
+	others := false
 	for _, m := range members {
 		live = append(live, m.Instance)
+		others = others || m.Instance != r.self.Instance && !m.Unable
 	}
 	if at, found := slices.BinarySearch(live, r.self.Instance); !found {
 		live = slices.Insert(live, at, r.self.Instance)
 	}
 	r.mu.Lock()
-	r.live = live
+	r.live, r.others = live, others
 	r.mu.Unlock()
 	return nil
 }

@@ -16,7 +16,9 @@ import (
 func newRoster(t *testing.T, instance string, held int, r watchdog.Registry) *watchdog.Roster {
 	t.Helper()
 	roster, err := watchdog.NewRoster(watchdog.RosterConfig{}, watchdog.Member{Instance: instance, Version: "v1", Address: ":8080"},
-		r, func() (int, float64) { return held, 12.5 }, slog.New(slog.DiscardHandler))
+		r, func(context.Context) watchdog.Load {
+			return watchdog.Load{SchoolsHeld: held, Rate: 12.5, Unable: held < 0}
+		}, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	return roster
 }
@@ -76,6 +78,37 @@ func TestRosterListsWhoLives(t *testing.T) {
 	})
 }
 
+func TestRosterTellsWhetherAnotherCouldWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := watchdogtest.NewMemory()
+		one := newRoster(t, "one", 0, m)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- one.Run(ctx) }()
+		beat := func(instance string, unable bool) {
+			_, err := m.Beat(t.Context(), watchdog.Member{Instance: instance, Unable: unable}, 15*time.Second)
+			require.NoError(t, err)
+			time.Sleep(6 * time.Second)
+			synctest.Wait()
+		}
+		time.Sleep(6 * time.Second)
+		require.False(t, one.OthersAble(), "it does not count itself")
+		beat("two", true)
+		require.False(t, one.OthersAble())
+		beat("three", false)
+		require.True(t, one.OthersAble())
+		beat("three", true)
+		require.False(t, one.OthersAble())
+		beat("three", false)
+		require.True(t, one.OthersAble())
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		require.False(t, one.OthersAble(), "who died is no help")
+		cancel()
+		require.NoError(t, <-done)
+	})
+}
+
 func TestKilledReplicaLeavesTheListWithItsHeartbeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := watchdogtest.NewMemory()
@@ -96,7 +129,7 @@ func TestKilledReplicaLeavesTheListWithItsHeartbeat(t *testing.T) {
 }
 
 func TestRosterSettingsAreChecked(t *testing.T) {
-	m, log, held := watchdogtest.NewMemory(), slog.New(slog.DiscardHandler), func() (int, float64) { return 0, 0 }
+	m, log, held := watchdogtest.NewMemory(), slog.New(slog.DiscardHandler), func(context.Context) watchdog.Load { return watchdog.Load{} }
 	_, err := watchdog.NewRoster(watchdog.RosterConfig{Beat: 5 * time.Second, TTL: 6 * time.Second}, watchdog.Member{Instance: "one"}, m, held, log)
 	require.ErrorContains(t, err, "at least twice the beat")
 	_, err = watchdog.NewRoster(watchdog.RosterConfig{}, watchdog.Member{}, m, held, log)

@@ -312,11 +312,12 @@ func (n *Node) Run(ctx context.Context) error {
 }
 
 // load is what the roster shows of this replica.
-func (n *Node) load() (held int, rate float64) {
+func (n *Node) load(ctx context.Context) watchdog.Load {
+	load := watchdog.Load{SchoolsHeld: n.keeper.Held(), Unable: !n.coord.Able(ctx)}
 	for _, l := range n.coord.Lanes() {
-		rate += l.Rate
+		load.Rate += l.Rate
 	}
-	return n.keeper.Held(), rate
+	return load
 }
 
 // longestBatch is B of the slowest sender.

@@ -22,6 +22,10 @@ type Registry struct {
 
 var _ watchdog.Registry = (*Registry)(nil)
 
+// storeWord says whether a replica's store answers, by whether it is unable to
+// work.
+var storeWord = map[bool]string{false: "ok", true: "away"}
+
 // NewRegistry returns the registry behind client, which stays the caller's.
 func NewRegistry(client redis.UniversalClient, keys scripts.Keys) *Registry {
 	return &Registry{client: client, keys: keys}
@@ -42,7 +46,8 @@ func (r *Registry) Beat(ctx context.Context, m watchdog.Member, ttl time.Duratio
 	if _, err := r.client.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		p.HSet(ctx, key,
 			"since", since.UTC().Format(time.RFC3339Nano), "version", m.Version, "address", m.Address,
-			"schools_held", m.SchoolsHeld, "rate_per_second", strconv.FormatFloat(m.Rate, 'f', 1, 64), "heartbeat_at", now.UTC().Format(time.RFC3339Nano))
+			"schools_held", m.SchoolsHeld, "rate_per_second", strconv.FormatFloat(m.Rate, 'f', 1, 64),
+			"store", storeWord[m.Unable], "heartbeat_at", now.UTC().Format(time.RFC3339Nano))
 		p.PExpire(ctx, key, ttl)
 		return nil
 	}); err != nil {
@@ -111,5 +116,6 @@ func memberOf(instance string, fields map[string]string) watchdog.Member {
 	m.Heartbeat, _ = time.Parse(time.RFC3339Nano, fields["heartbeat_at"])
 	m.SchoolsHeld, _ = strconv.Atoi(fields["schools_held"])
 	m.Rate, _ = strconv.ParseFloat(fields["rate_per_second"], 64)
+	m.Unable = fields["store"] == storeWord[true]
 	return m
 }

@@ -21,7 +21,7 @@ func TestReplicaIsReadableWithRedisCLI(t *testing.T) {
 	require.NoError(t, err)
 	text := now.UTC().Format(time.RFC3339Nano)
 	require.Equal(t, map[string]string{
-		"since": text, "version": "v1", "address": "10.0.0.7:8080", "schools_held": "2", "rate_per_second": "12.5", "heartbeat_at": text,
+		"since": text, "version": "v1", "address": "10.0.0.7:8080", "schools_held": "2", "rate_per_second": "12.5", "store": "ok", "heartbeat_at": text,
 	}, s.direct.HGetAll(ctx, "schoolbell:replica:one").Val())
 	require.InDelta(t, time.Minute, s.direct.PTTL(ctx, "schoolbell:replica:one").Val(), float64(5*time.Second))
 	require.EqualValues(t, now.UnixMilli(), s.direct.ZScore(ctx, "schoolbell:replicas", "one").Val())
@@ -40,7 +40,7 @@ func TestRosterInRedis(t *testing.T) {
 	s := startServer(t)
 	start := func(instance string) (*watchdog.Roster, func()) {
 		r, err := watchdog.NewRoster(watchdog.RosterConfig{Beat: 50 * time.Millisecond, TTL: time.Second}, watchdog.Member{Instance: instance},
-			redislease.NewRegistry(s.connect("redis://"+s.proxy.Addr()), s.keys), func() (int, float64) { return 0, 0 }, slog.New(slog.DiscardHandler))
+			redislease.NewRegistry(s.connect("redis://"+s.proxy.Addr()), s.keys), func(context.Context) watchdog.Load { return watchdog.Load{} }, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)

@@ -51,6 +51,12 @@ func TestRegistry(t *testing.T, ttl time.Duration, run func(t *testing.T, test f
 			require.True(t, got.Heartbeat.Equal(again))
 			require.Equal(t, 4, got.SchoolsHeld)
 
+			one.Unable = true
+			_, err = r.Beat(t.Context(), one, time.Hour)
+			require.NoError(t, err)
+			require.True(t, list(t, r)["one"].Unable)
+			require.False(t, list(t, r)["two"].Unable)
+
 			require.NoError(t, r.Leave(t.Context(), "two"))
 			require.NoError(t, r.Leave(t.Context(), "two"))
 			require.NoError(t, r.Leave(t.Context(), "never was"))
