@@ -21,7 +21,12 @@ type Cluster struct {
 // StartCluster starts n masters (at least 3, as Redis demands) and returns when
 // all of them see all slots served. It takes two to three seconds. The caller
 // closes it.
-func StartCluster(ctx context.Context, n int) (_ *Cluster, err error) {
+func StartCluster(ctx context.Context, n int) (*Cluster, error) {
+	return StartClusterWith(ctx, n, RedisConfig{})
+}
+
+// StartClusterWith is StartCluster with a configuration of the nodes.
+func StartClusterWith(ctx context.Context, n int, cfg RedisConfig) (_ *Cluster, err error) {
 	if n < 3 {
 		return nil, fmt.Errorf("start cluster: %d masters, want at least 3", n)
 	}
@@ -31,11 +36,12 @@ func StartCluster(ctx context.Context, n int) (_ *Cluster, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("start cluster: install the Debian package redis-tools: %w", err)
 	}
-	plain, err := plainRedis(RedisConfig{})
+	plain, err := plainRedis(cfg)
 	if err != nil {
 		return nil, err
 	}
 	role := redisRole{
+		env: plain.env,
 		args: func(r *Redis) ([]string, error) {
 			args, err := plain.args(r)
 			// Outside the data folder: who the node is survives a restart

@@ -51,8 +51,8 @@ func (l *link) run() {
 		return
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { l.carry(l.client, server, l.sent) })
-	wg.Go(func() { l.carry(server, l.client, l.answered) })
+	wg.Go(func() { l.carry(l.client, server, l.sent, nil) })
+	wg.Go(func() { l.carry(server, l.client, l.answered, l.rewriter()) })
 	wg.Wait()
 }
 
@@ -83,13 +83,17 @@ func (l *link) dial() (*net.TCPConn, error) {
 }
 
 // carry moves chunks one way. see looks at each that the fault lets through,
-// and says whether it may move on.
-func (l *link) carry(from, to *net.TCPConn, see func(chunk []byte) bool) {
+// and says whether it may move on; change, if any, makes another of it.
+func (l *link) carry(from, to *net.TCPConn, see func(chunk []byte) bool, change func([]byte) []byte) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
 		if n > 0 && l.pass(buf[:n]) && see(buf[:n]) {
-			if _, err := to.Write(buf[:n]); err != nil {
+			chunk := buf[:n]
+			if change != nil {
+				chunk = change(chunk)
+			}
+			if _, err := to.Write(chunk); err != nil {
 				l.fail()
 				return
 			}
@@ -106,6 +110,12 @@ func (l *link) carry(from, to *net.TCPConn, see func(chunk []byte) bool) {
 		}
 		return
 	}
+}
+
+func (l *link) rewriter() func([]byte) []byte {
+	l.proxy.mu.Lock()
+	defer l.proxy.mu.Unlock()
+	return l.proxy.rewrite
 }
 
 // fail ends the link after one side broke: the other must see it too.

@@ -31,6 +31,7 @@ type Proxy struct {
 	listener net.Listener  // nil while refusing
 	links    map[*link]struct{}
 	swallow  *swallow
+	rewrite  func(reply []byte) []byte
 	replies  int // swallowed so far
 	closed   bool
 
@@ -143,6 +144,16 @@ func (p *Proxy) SwallowReply(match func(request []byte) bool, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.swallow = &swallow{match: match, left: n}
+}
+
+// Rewrite changes what the server says before the client gets it, chunk by chunk
+// (what one read of at most 32 KiB returns): for servers that tell their clients
+// where the others are, so that these are reached through proxies as well. It
+// stays for the proxy's life. rewrite must not call the proxy.
+func (p *Proxy) Rewrite(rewrite func(reply []byte) []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rewrite = rewrite
 }
 
 // Swallowed is how many replies SwallowReply has thrown away so far.

@@ -29,6 +29,9 @@ type RedisConfig struct {
 	// Args are further command line options, after ours, such as
 	// "--maxmemory", "64mb".
 	Args []string
+
+	// Env is added to the server's environment, "NAME=value" each.
+	Env []string
 }
 
 // Redis is one private redis-server. Its methods may be called from several
@@ -45,6 +48,8 @@ type redisRole struct {
 	// args is the whole command line, for the port and folders of r. It is
 	// asked at each start, when the data folder exists.
 	args func(r *Redis) ([]string, error)
+
+	env []string // added to the server's environment
 
 	// offsets from the port at which further ports must be free.
 	offsets []int
@@ -72,7 +77,7 @@ func plainRedis(cfg RedisConfig) (redisRole, error) {
 	if cfg.Memory {
 		aof = "no"
 	}
-	return redisRole{args: func(r *Redis) ([]string, error) {
+	return redisRole{env: cfg.Env, args: func(r *Redis) ([]string, error) {
 		args := []string{
 			"--bind", "127.0.0.1",
 			"--port", strconv.Itoa(r.port),
@@ -123,6 +128,7 @@ func (r *Redis) start(ctx context.Context) error {
 	return r.srv.start(ctx, command{
 		path:        r.bin,
 		args:        args,
+		env:         r.role.env,
 		dir:         r.dataDir(),
 		deathSignal: syscall.SIGKILL,
 	}, func(ctx context.Context, p *process) (bool, error) {
@@ -241,31 +247,79 @@ func (r *Redis) answers(ctx context.Context, pid int) bool {
 	return err == nil && strings.Contains(info, fmt.Sprintf("\r\nprocess_id:%d\r\n", pid))
 }
 
-// ask sends one inline command, on a connection of its own, and returns the
-// text of a bulk reply, or else the reply's first line. It needs no client
+// Do sends one command, written as for redis-cli ("SET k v"), on a connection of
+// its own, and returns the answer as text: a list has a line for each element,
+// nothing is "$-1". What the server refuses is an error. It needs no client
 // library, which the importers of this package have in their own version.
+func (r *Redis) Do(ctx context.Context, command string) (string, error) {
+	answer, err := r.exchange(ctx, command)
+	if err == nil && answer.refused {
+		err = errors.New(answer.text)
+	}
+	if err != nil {
+		return "", fmt.Errorf("redis at %s: %s: %w", r.Addr(), command, err)
+	}
+	return answer.text, nil
+}
+
+// ask is Do for those who look at refusals themselves: the line "-ERR …", as the
+// first line of any other reply but a text or a list.
 func (r *Redis) ask(ctx context.Context, command string) (string, error) {
+	answer, err := r.exchange(ctx, command)
+	if answer.refused {
+		return "-" + answer.text, nil
+	}
+	return answer.text, err
+}
+
+type answer struct {
+	text    string
+	refused bool
+}
+
+func (r *Redis) exchange(ctx context.Context, command string) (answer, error) {
 	const patience = time.Second
 	d := net.Dialer{Timeout: patience}
 	conn, err := d.DialContext(ctx, "tcp4", r.Addr())
 	if err != nil {
-		return "", err
+		return answer{}, err
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(patience))
 	if _, err := io.WriteString(conn, command+"\r\n"); err != nil {
-		return "", err
+		return answer{}, err
 	}
-	in := bufio.NewReader(conn)
+	return readAnswer(bufio.NewReader(conn))
+}
+
+func readAnswer(in *bufio.Reader) (answer, error) {
 	line, err := in.ReadString('\n')
 	if err != nil {
-		return "", err
+		return answer{}, err
 	}
 	line = strings.TrimRight(line, "\r\n")
-	if n, err := strconv.Atoi(strings.TrimPrefix(line, "$")); err == nil && line[0] == '$' && n >= 0 {
-		b := make([]byte, n)
-		_, err := io.ReadFull(in, b)
-		return string(b), err
+	if text, ok := strings.CutPrefix(line, "-"); ok {
+		return answer{text, true}, nil
 	}
-	return line, nil
+	n, err := strconv.Atoi(strings.TrimLeft(line, "$*"))
+	if err != nil || n < 0 {
+		return answer{text: line}, nil
+	}
+	switch line[0] {
+	case '$':
+		b := make([]byte, n+len("\r\n"))
+		_, err := io.ReadFull(in, b)
+		return answer{text: string(b[:n])}, err
+	case '*':
+		var all []string
+		for range n {
+			one, err := readAnswer(in)
+			if err != nil {
+				return answer{}, err
+			}
+			all = append(all, one.text)
+		}
+		return answer{text: strings.Join(all, "\n")}, nil
+	}
+	return answer{text: line}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -30,7 +31,13 @@ type Sentinel struct {
 // StartSentinel starts them and returns when the replica is in sync and all
 // Sentinels know each other. It takes two to three seconds. The caller closes
 // it.
-func StartSentinel(ctx context.Context) (_ *Sentinel, err error) {
+func StartSentinel(ctx context.Context) (*Sentinel, error) {
+	return StartSentinelWith(ctx, RedisConfig{})
+}
+
+// StartSentinelWith is StartSentinel with a configuration of the two that hold
+// data.
+func StartSentinelWith(ctx context.Context, cfg RedisConfig) (_ *Sentinel, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	s := &Sentinel{}
@@ -41,12 +48,12 @@ func StartSentinel(ctx context.Context) (_ *Sentinel, err error) {
 	}()
 	// By default the master waits 5 s for more replicas before it lets the
 	// first one sync.
-	at := []string{"--repl-diskless-sync-delay", "0"}
-	if s.Master, err = StartRedis(ctx, RedisConfig{Args: at}); err != nil {
+	cfg.Args = append(slices.Clone(cfg.Args), "--repl-diskless-sync-delay", "0")
+	if s.Master, err = StartRedis(ctx, cfg); err != nil {
 		return nil, err
 	}
-	follow := append(at, "--replicaof", "127.0.0.1 "+fmt.Sprint(s.Master.port))
-	if s.Replica, err = StartRedis(ctx, RedisConfig{Args: follow}); err != nil {
+	cfg.Args = append(slices.Clone(cfg.Args), "--replicaof", "127.0.0.1 "+fmt.Sprint(s.Master.port))
+	if s.Replica, err = StartRedis(ctx, cfg); err != nil {
 		return nil, err
 	}
 	// Before the Sentinels: they learn of a replica by asking the master, every
@@ -118,6 +125,21 @@ func (s *Sentinel) MasterAddr(ctx context.Context) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("ask sentinels for the master: no two agree: %v", votes)
+}
+
+// CutReplication makes the replica lose its master while it goes on answering:
+// what is written from now on is lost by a failover. Sentinel mends it after ten
+// seconds or so, so the failover has to come soon.
+func (s *Sentinel) CutReplication(ctx context.Context) error {
+	_, err := s.Replica.Do(ctx, "REPLICAOF 127.0.0.1 1") // nobody listens there
+	return err
+}
+
+// Failover makes Sentinel promote the replica although the master lives, which
+// becomes a replica and answers READONLY. It returns when that was begun.
+func (s *Sentinel) Failover(ctx context.Context) error {
+	_, err := s.Sentinels[0].Do(ctx, "SENTINEL FAILOVER "+MasterName)
+	return err
 }
 
 // Close ends all of them and removes their folders.

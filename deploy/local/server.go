@@ -57,7 +57,7 @@ func (s *server) start(ctx context.Context, c command, ready func(context.Contex
 		_ = log.Close()
 		return fmt.Errorf("start %s: %w", s.name, err)
 	}
-	c.stdout, c.stderr, c.env = log, log, serverEnv()
+	c.stdout, c.stderr, c.env = log, log, append(serverEnv(), c.env...)
 	p, err := launch(c, s.guard)
 	_ = log.Close() // the process has its own copy
 	if err != nil {

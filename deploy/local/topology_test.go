@@ -47,6 +47,33 @@ func TestClusterServesAllSlots(t *testing.T) {
 	eventually(t, "the cluster is whole again", up)
 	require.Equal(t, "$-1", asked(t, owner.Addr(), "GET {A}k"), "its place is kept, its data is not")
 
+	// A slot moves step by step; in between each side has its keys.
+	slot, err := c.Slot(ctx, "{A}k")
+	require.NoError(t, err)
+	at, err := c.Owner(ctx, slot)
+	require.NoError(t, err)
+	require.Same(t, owner, at)
+	for _, key := range []string{"k", "l", "m"} {
+		require.Equal(t, "+OK", asked(t, owner.Addr(), "SET {A}"+key+" v"))
+	}
+	_, err = c.Move(ctx, slot, owner)
+	require.ErrorContains(t, err, "is at")
+	to := c.Nodes[0]
+	if to == owner {
+		to = c.Nodes[1]
+	}
+	move, err := c.Move(ctx, slot, to)
+	require.NoError(t, err)
+	require.NoError(t, move.Key(ctx, "{A}k"))
+	require.True(t, strings.HasPrefix(asked(t, owner.Addr(), "GET {A}k"), "-ASK "))
+	require.True(t, strings.HasPrefix(asked(t, owner.Addr(), "MGET {A}k {A}l"), "-TRYAGAIN "))
+	require.Equal(t, "v", asked(t, owner.Addr(), "GET {A}l"))
+	require.NoError(t, move.Finish(ctx))
+	require.True(t, strings.HasPrefix(asked(t, owner.Addr(), "GET {A}k"), "-MOVED "))
+	require.Equal(t, "v\nv\nv", asked(t, to.Addr(), "MGET {A}k {A}l {A}m"))
+	_, err = owner.Do(ctx, "GET {A}k")
+	require.ErrorContains(t, err, "MOVED")
+
 	_, err = StartCluster(ctx, 2)
 	require.ErrorContains(t, err, "at least 3")
 }
@@ -72,10 +99,13 @@ func TestSentinelPromotesTheReplica(t *testing.T) {
 		return err == nil && answer == "v"
 	})
 
+	require.NoError(t, s.CutReplication(ctx))
+	require.Equal(t, "+OK", asked(t, s.Master.Addr(), "SET k lost"))
 	s.Master.Kill()
 	eventually(t, "the replica is the master", func() bool { return at(ctx) == s.Replica.Addr() })
 	eventually(t, "it takes writes", func() bool {
-		answer, err := ask(s.Replica.Addr(), "SET k w")
+		answer, err := ask(s.Replica.Addr(), "SET other w")
 		return err == nil && answer == "+OK"
 	})
+	require.Equal(t, "v", asked(t, s.Replica.Addr(), "GET k"), "the last write got lost")
 }

@@ -43,12 +43,16 @@ type Config struct {
 	FCM       bool                // the receiver is FCM, over HTTP/2 and TLS; else a relay
 	Settings  map[string]string   // SCHOOLBELL_* variables over the arena's own
 	Fast      bool                // PostgreSQL without durability, where no power is cut
+	Topology  Topology            // how Redis is set up; one server by default
+	Redis     local.RedisConfig   // of that one server
 	Log       io.Writer           // the replicas' logs; nil: thrown away
 }
 
 // Arena is a running production.
 type Arena struct {
-	Redis    *local.Redis
+	Redis    *local.Redis    // with Single
+	Cluster  *local.Cluster  // with Cluster
+	Sentinel *local.Sentinel // with Sentinel
 	Postgres *local.Postgres
 	Receiver *Receiver
 	DB       *pgxpool.Pool // for judging
@@ -82,7 +86,7 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 	if a.Receiver, err = newReceiver(cfg.Behaviour, cfg.FCM); err != nil {
 		return a, err
 	}
-	if a.Redis, err = local.StartRedis(ctx, local.RedisConfig{}); err != nil {
+	if err = a.startRedis(ctx); err != nil {
 		return a, err
 	}
 	if a.Postgres, err = local.StartPostgres(ctx, local.PostgresConfig{Fast: cfg.Fast}); err != nil {
@@ -123,9 +127,7 @@ func (a *Arena) Close() error {
 	if a.Postgres != nil {
 		errs = append(errs, a.Postgres.Close())
 	}
-	if a.Redis != nil {
-		errs = append(errs, a.Redis.Close())
-	}
+	errs = append(errs, a.closeRedis())
 	if a.Receiver != nil {
 		errs = append(errs, a.Receiver.Close())
 	}
@@ -190,7 +192,7 @@ func (r *Replica) Start(ctx context.Context) error {
 	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	env := map[string]string{
 		"SCHOOLBELL_DATABASE_URL":        a.url,
-		"SCHOOLBELL_REDIS_URL":           a.Redis.URL(),
+		"SCHOOLBELL_REDIS_URL":           a.redisURL(),
 		"SCHOOLBELL_HTTP_LISTEN":         addr,
 		"SCHOOLBELL_ADMIN_KEY":           Key,
 		"SCHOOLBELL_INSTANCE_ID":         r.Name,

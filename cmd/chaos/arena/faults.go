@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"time"
-
-	"schoolbell/sender/simulator/verdict"
 )
 
 // Alive is a replica whose process runs; nil where none does.
@@ -16,31 +13,6 @@ func (a *Arena) Alive() *Replica {
 		if r.Alive() {
 			return r
 		}
-	}
-	return nil
-}
-
-// FlushRedis takes all data from Redis.
-func (a *Arena) FlushRedis(ctx context.Context) error {
-	a.note(verdict.Fault{At: time.Now(), Kind: "redis-flush", Target: a.Redis.Addr()})
-	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", a.Redis.Addr())
-	if err != nil {
-		return fmt.Errorf("flush redis: %w", err)
-	}
-	defer func() { _ = conn.Close() }()
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
-		return fmt.Errorf("flush redis: %w", err)
-	}
-	if _, err := conn.Write([]byte("FLUSHALL\r\n")); err != nil {
-		return fmt.Errorf("flush redis: %w", err)
-	}
-	answer := make([]byte, 64)
-	n, err := conn.Read(answer)
-	if err != nil {
-		return fmt.Errorf("flush redis: %w", err)
-	}
-	if got := string(answer[:n]); got != "+OK\r\n" {
-		return fmt.Errorf("flush redis: answer %q", got)
 	}
 	return nil
 }
