@@ -284,6 +284,14 @@ func (a *arbiter) lose(schoolID string, d time.Duration) {
 	l.close(errLost)
 }
 
+// shorten makes the arbiter know of less than the lease's holder believes, as
+// after a failover that lost the last extension.
+func (a *arbiter) shorten(schoolID string, left time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.locks[schoolID].expires = time.Now().Add(left)
+}
+
 // retire ends the work's context while the lease stays good.
 func (a *arbiter) retire(schoolID string) {
 	a.mu.Lock()
@@ -343,6 +351,20 @@ func (l *lease) Ensure(ctx context.Context, d time.Duration) error {
 	if left >= d {
 		return nil
 	}
+	return l.extendTo(ctx, d)
+}
+
+func (l *lease) Extend(ctx context.Context, d time.Duration) error {
+	if err := l.a.script.enter(ctx, "extend now", l.school, ""); err != nil {
+		return err
+	}
+	if err := l.look(); err != nil {
+		return err
+	}
+	return l.extendTo(ctx, d)
+}
+
+func (l *lease) extendTo(ctx context.Context, d time.Duration) error {
 	if err := l.extend(ctx); err != nil {
 		return err
 	}

@@ -96,6 +96,9 @@ type Lease interface {
 	Bind(ctx context.Context, fence int64) error
 	// Ensure extends at once where less than d is left before the local end.
 	Ensure(ctx context.Context, d time.Duration) error
+	// Extend extends at once, also where the local end is at least d away: for an
+	// answer of the arbiter that there is less. An error where it is not then.
+	Extend(ctx context.Context, d time.Duration) error
 	// Check is the gate: nil while new sends may start, else the cause.
 	Check() error
 	// Progress tells the watchdog that the work advances.

@@ -153,14 +153,26 @@ func TestAFailureAtAStep(t *testing.T) {
 		{
 			name:    "the lease is too short at the reservation and is extended",
 			arrange: func(w *world) { w.arbiter.answers(1, school.Grant{Kind: school.LeaseShort}) },
-			turn:    steps(begins, "ensure", "reserve:200", batchOf(200), "page", "release"),
+			turn:    steps(reserved, "extend now", "reserve:200", batchOf(200)[2:], "page", "release"),
+		},
+		{
+			name: "the arbiter lost an extension of the lease",
+			arrange: func(w *world) {
+				w.script.onCall("reserve", func(_ context.Context, n int) error {
+					if n == 1 {
+						w.arbiter.shorten("A", time.Second)
+					}
+					return nil
+				})
+			},
+			turn: steps(reserved, "extend now", "reserve:200", batchOf(200)[2:], "page", "release"),
 		},
 		{
 			name: "the lease stays too short",
 			arrange: func(w *world) {
 				w.arbiter.answers(3, school.Grant{Kind: school.LeaseShort})
 			},
-			turn:   steps(reserved, "ensure", "reserve:200", "ensure", "reserve:200", "release"),
+			turn:   steps(reserved, "extend now", "reserve:200", "extend now", "reserve:200", "release"),
 			reason: "after 3 tries",
 		},
 		{

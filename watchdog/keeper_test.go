@@ -453,6 +453,29 @@ func TestEnsure(t *testing.T) {
 	})
 }
 
+// A lease may have less left at the server than is believed here, after a
+// failover that lost the last extension. Who was told so has it extended, whatever
+// the local end says.
+func TestExtendDoesNotAskTheLocalEnd(t *testing.T) {
+	bubble(t, watchdog.Config{}, func(t *testing.T, m *watchdogtest.Memory, k *watchdog.Keeper) {
+		require.ErrorIs(t, k.Hold(t.Context(), "A", etc, func(ctx context.Context, l *watchdog.Lease) error {
+			time.Sleep(time.Second)
+			require.NoError(t, l.Ensure(ctx, 20*time.Second))
+			require.Zero(t, m.Calls(watchdogtest.Extend), "enough is left here")
+			require.NoError(t, l.Extend(ctx, 20*time.Second))
+			require.Equal(t, 1, m.Calls(watchdogtest.Extend))
+			held, ok := m.Lock("A")
+			require.True(t, ok)
+			require.Equal(t, lease, held.TTL)
+			require.Error(t, l.Extend(ctx, lease), "more than a lease can give")
+			m.Steal("A", "other", time.Hour)
+			require.ErrorIs(t, l.Extend(ctx, time.Second), watchdog.ErrLeaseLost)
+			require.ErrorIs(t, l.Extend(ctx, time.Second), watchdog.ErrLeaseLost, "what has ended stays ended")
+			return nil
+		}), watchdog.ErrLeaseLost)
+	})
+}
+
 func TestChangedServerIsAskedAgainAtOnce(t *testing.T) {
 	bubble(t, watchdog.Config{}, func(t *testing.T, m *watchdogtest.Memory, k *watchdog.Keeper) {
 		readonly := errors.Join(errors.New("READONLY"), watchdog.ErrServerChanged)

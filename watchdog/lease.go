@@ -136,6 +136,23 @@ func (l *Lease) Ensure(ctx context.Context, d time.Duration) error {
 	if !paused && l.Left() >= d {
 		return nil
 	}
+	return l.extend(ctx, d, renewals)
+}
+
+// Extend extends the lease at once, however much is left before the local end,
+// and sees to it that that is at least d then. It is for a holder that was told
+// by the server that less is left there than is believed here: it lost the last
+// extensions in a failover, or somebody shortened the lock by hand. Errors as
+// Ensure.
+func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
+	renewals, _, err := l.look()
+	if err != nil {
+		return err
+	}
+	return l.extend(ctx, d, renewals)
+}
+
+func (l *Lease) extend(ctx context.Context, d time.Duration, renewals int64) error {
 	if err := l.renew(ctx, renewals); err != nil {
 		l.wake()
 		return fmt.Errorf("extend lock %s to %s: %w", l.name, d, err)
@@ -217,6 +234,7 @@ func (l *Lease) renew(ctx context.Context, renewals int64) error {
 	}
 	l.mu.Lock()
 	cause, left := l.cause, l.trust.remaining(after)
+	before, left = trusted(before, after, left)
 	if cause == nil && left > 0 && err == nil {
 		l.trust = newWindow(before, l.length)
 		l.renewals = renewals + 1
