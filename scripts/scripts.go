@@ -45,7 +45,7 @@ func All() ([]Script, error) {
 // load reads an embedded script. The name is a constant of this package, so a
 // missing file is a broken build, not a condition to handle.
 func load(name string) Script {
-	source := include(read(name + ".lua"))
+	source := mutated(name, include(read(name+".lua")))
 	sum := sha1.Sum([]byte(source))
 	return Script{Name: name, Source: source, SHA: hex.EncodeToString(sum[:])}
 }

@@ -158,6 +158,7 @@ func (k *Keeper) take(ctx context.Context, name string, etc time.Duration) (*Lea
 		return nil, fmt.Errorf("take lock %s: %w", name, err)
 	}
 
+	before, _ = trusted(before, k.now(), lease)
 	l.trust = newWindow(before, lease)
 	if l.trust.remaining(k.now()) <= 0 {
 		_ = k.tryRelease(context.WithoutCancel(ctx), l)

@@ -155,7 +155,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	for i := range senders {
 		senders[i].Sender = line.sender(senders[i].Sender)
 	}
-	var rule coordinator.Budget = budget
+	queue, rule := mutated(n.outbox, budget)
 	if d.Budget != nil {
 		rule = d.Budget(rule)
 	}
@@ -169,7 +169,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		Retry:         school.RetryPolicy{Max: s.Retry.Max, Base: s.Retry.Base},
 		DefaultSender: s.DefaultSender,
 	}, coordinator.Deps{
-		Queue: n.outbox, Budget: rule, Holder: holder{n.keeper}, Members: n.roster, Peers: n.wakes,
+		Queue: queue, Budget: rule, Holder: holder{n.keeper}, Members: n.roster, Peers: n.wakes,
 		Lanes: senders, Log: n.log, Registerer: reg,
 	})
 	if err != nil {

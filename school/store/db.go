@@ -160,6 +160,9 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	if err := db.checkSchema(ctx); err != nil {
 		return nil, err
 	}
+	if err := db.mutate(ctx); err != nil {
+		return nil, err
+	}
 	db.readSQL = stdlib.OpenDBFromPool(db.reads)
 	// gorm's own logger would print statements with their values, tokens among them.
 	models, err := gorm.Open(postgres.New(postgres.Config{Conn: db.readSQL}), &gorm.Config{

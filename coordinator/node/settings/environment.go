@@ -33,6 +33,9 @@ func readEnvironment(environ []string, ps *problems) []value {
 			continue
 		}
 		origin := Origin{Layer: LayerEnvironment, Name: name}
+		if mutation(name, text, origin, ps) {
+			continue
+		}
 		f, ok := known[name]
 		path := strings.Split(f.path, ".")
 		if !ok {
