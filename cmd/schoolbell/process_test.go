@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -55,6 +56,11 @@ func TestProgram(t *testing.T) {
 	code, stdout, _ = command(env[:1], "migrate", "up")
 	require.Equal(t, exitDone, code)
 	require.Equal(t, "the schema is up to date\n", stdout)
+
+	evicting := localtest.RedisWith(t, local.RedisConfig{Args: []string{"--maxmemory-policy", "allkeys-lru"}})
+	code, _, stderr = command(append(slices.Clone(env), "SCHOOLBELL_REDIS_URL="+evicting.URL()), "serve")
+	require.Equal(t, exitFailed, code, stderr)
+	require.Contains(t, stderr, "CONFIG SET maxmemory-policy noeviction", "what to do stands in the error")
 
 	log, logged := io.Pipe()
 	address := make(chan string, 1)

@@ -131,6 +131,13 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	n.cleanup.add("redis (locks)", locks.Close)
 	client := newRedis(where)
 	n.cleanup.add("redis", client.Close)
+	fit := &redisCheck{client: client, every: redisCheckEvery}
+	health := fit.health
+	if d.Embedded != nil { // ours, and it has no settings
+		health = func(ctx context.Context) error { return client.Ping(ctx).Err() }
+	} else if err := fit.start(ctx, n.log); err != nil {
+		return nil, err
+	}
 
 	n.keeper, err = watchdog.New(watchdog.Config{ProgressWithin: max(30*time.Second, 2*longestBatch(s))},
 		s.InstanceID, redislease.NewLocks(locks, keys), n.log, reg)
@@ -197,7 +204,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	}, web.Deps{
 		Notices: n.outbox, Schools: n.outbox, Database: n.outbox, Arbiter: budget, Waker: n.coord,
 		Cluster: cluster{self: s.InstanceID, roster: n.roster, coord: n.coord, conf: s}, Auth: auth,
-		Checks:     map[string]func(context.Context) error{"redis": func(ctx context.Context) error { return client.Ping(ctx).Err() }},
+		Checks:     map[string]func(context.Context) error{"redis": health},
 		Registerer: reg, Gatherer: reg, Log: n.log,
 	})
 	if err != nil {

@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -109,7 +110,11 @@ func (h *health) look(ctx context.Context, s *Server) map[string]string {
 		wg.Go(func() {
 			err := ask(ctx)
 			state := stateOK
-			if err != nil {
+			var told interface{ State() string }
+			switch {
+			case errors.As(err, &told):
+				state = told.State()
+			case err != nil:
 				state = stateAway
 			}
 			mu.Lock()

@@ -190,7 +190,9 @@ type Deps struct {
 	Auth     Authenticator
 
 	// Checks are parts whose absence degrades the replica without making it
-	// unready, by the name that /readyz shows: redis, a sender. May be nil.
+	// unready, by the name that /readyz shows: redis, a sender. An error whose part
+	// answers, but not as it should, says in its State() string what is shown in
+	// place of "unreachable". May be nil.
 	Checks map[string]func(ctx context.Context) error
 
 	Registerer prometheus.Registerer // nil: metrics are not registered
