@@ -102,6 +102,10 @@ var rules = []rule{
 	{is("coordinator/node/nodetest"), func(_, i string) bool { return !under("cmd")(i) }, "nodetest runs replicas in one process; commands are none"},
 	{is("deploy/local"), only(), "servers for tests know nothing of what is tested"},
 	{under("deploy/local"), ancestor, "servers for tests know nothing of what is tested"},
+	{is("cmd/chaos"), only("cmd/chaos/arena", "cmd/chaos/plan", "cmd/chaos/storm", "deploy/local", "sender/simulator/verdict"),
+		"the command reads flags and prints; the run is storm's"},
+	{is("cmd/chaos/storm"), only("cmd/chaos/arena", "cmd/chaos/plan", "deploy/local", "sender/simulator", "sender/simulator/verdict"),
+		"a run joins the plan with the arena that it happens in, and sees replicas from outside alone"},
 	{under("cmd"), only("coordinator/node", "coordinator/node/settings", "coordinator/node/demo", "coordinator/node/nodetest", "coordinator/api", "school", "sender/simulator", "sender/simulator/verdict", "deploy/local"),
 		"a command goes through the composition root or the API's client, never to an adapter"},
 }
@@ -308,7 +312,7 @@ func TestLayoutRefuses(t *testing.T) {
 	sound := func() tree {
 		names := append(slices.Clone(leaves), "coordinator", "coordinator/web", "coordinator/node", "coordinator/node/settings", "coordinator/node/demo", "coordinator/node/nodetest",
 			"school/quota", "school/quota/redisquota", "school/quota/quotatest", "school/store", "watchdog/redislease", "watchdog/watchdogtest",
-			"sender/relay", "sender/fcm", "sender/simulator", "deploy/local", "deploy/local/localtest", "cmd/schoolbell", "cmd/chaos")
+			"sender/relay", "sender/fcm", "sender/simulator", "deploy/local", "deploy/local/localtest", "sender/simulator/verdict", "cmd/schoolbell", "cmd/chaos", "cmd/chaos/storm", "cmd/chaos/plan")
 		imports := map[string]string{
 			"coordinator":               "school sender",
 			"coordinator/web":           "coordinator/api school",
@@ -323,7 +327,9 @@ func TestLayoutRefuses(t *testing.T) {
 			"sender/relay":              "sender",
 			"deploy/local/localtest":    "deploy/local",
 			"cmd/schoolbell":            "coordinator/node coordinator/node/demo coordinator/node/settings coordinator/api",
-			"cmd/chaos":                 "coordinator/node/nodetest sender/simulator",
+			"cmd/chaos":                 "cmd/chaos/storm sender/simulator/verdict",
+			"cmd/chaos/storm":           "cmd/chaos/plan sender/simulator",
+			"cmd/chaos/plan":            "",
 		}
 		var tr tree
 		for _, n := range names {
@@ -400,6 +406,9 @@ func TestLayoutRefuses(t *testing.T) {
 		edge("cmd/schoolbell", "coordinator", "never to an adapter"),
 		edge("cmd/schoolbell", "coordinator/web", "never to an adapter"),
 		edge("cmd/schoolbell", "coordinator/node/nodetest", "for tests"),
+		edge("cmd/chaos", "coordinator/api", "storm's"),
+		edge("cmd/chaos/storm", "coordinator/node", "from outside"),
+		edge("cmd/chaos/plan", "cmd/chaos/storm", "never to an adapter"),
 		edge("coordinator", gorm, "SQL has one home"),
 		edge("coordinator/node", gorm+"/clause", "SQL has one home"),
 		edge("coordinator/web", redis, "said to Redis"),

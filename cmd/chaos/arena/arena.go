@@ -16,6 +16,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -44,7 +45,11 @@ type Config struct {
 	Settings  map[string]string   // SCHOOLBELL_* variables over the arena's own
 	Fast      bool                // PostgreSQL without durability, where no power is cut
 	Topology  Topology            // how Redis is set up; one server by default
-	Redis     local.RedisConfig   // of that one server
+	Redis     local.RedisConfig   // of its servers that hold data
+	Ways      bool                // each replica has its own way to each store, which can be broken
+	Clocks    bool                // Redis's clock can be stepped; it is slower then
+	Wall      bool                // the replicas' clocks can be, if Program has failpoints
+	Seed      int64               // shown in the verdict
 	Log       io.Writer           // the replicas' logs; nil: thrown away
 }
 
@@ -58,7 +63,8 @@ type Arena struct {
 	DB       *pgxpool.Pool // for judging
 
 	cfg Config
-	url string
+	url string // of the database
+	dir string // for clocks; "" where there are none
 	log io.Writer
 
 	mu       sync.Mutex
@@ -66,6 +72,7 @@ type Arena struct {
 	faults   []verdict.Fault
 	began    time.Time
 	posted   []Posted
+	gaveUp   map[string]bool // schools of which a notice's answer never came
 	next     int
 }
 
@@ -77,7 +84,7 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 	if cfg.Log == nil {
 		cfg.Log = io.Discard
 	}
-	a = &Arena{cfg: cfg, log: &lines{w: cfg.Log}, began: time.Now()}
+	a = &Arena{cfg: cfg, log: &lines{w: cfg.Log}, began: time.Now(), gaveUp: map[string]bool{}}
 	defer func() {
 		if err != nil {
 			a, err = nil, errors.Join(err, a.Close())
@@ -85,6 +92,11 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 	}()
 	if a.Receiver, err = newReceiver(cfg.Behaviour, cfg.FCM); err != nil {
 		return a, err
+	}
+	if cfg.Clocks || cfg.Wall {
+		if a.dir, err = os.MkdirTemp("", "arena-clocks-"); err != nil {
+			return a, fmt.Errorf("make a place for clocks: %w", err)
+		}
 	}
 	if err = a.startRedis(ctx); err != nil {
 		return a, err
@@ -109,6 +121,14 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 	return a, nil
 }
 
+// Begin says that the run begins now: the verdict counts from here.
+func (a *Arena) Begin() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.began = time.Now()
+	return a.began
+}
+
 // Close ends everything. An arena that New failed to make is nil, and may be
 // closed too.
 func (a *Arena) Close() error {
@@ -120,6 +140,7 @@ func (a *Arena) Close() error {
 		if p := r.process.Load(); p != nil {
 			errs = append(errs, p.Close())
 		}
+		errs = append(errs, r.closeWays())
 	}
 	if a.DB != nil {
 		a.DB.Close()
@@ -128,6 +149,9 @@ func (a *Arena) Close() error {
 		errs = append(errs, a.Postgres.Close())
 	}
 	errs = append(errs, a.closeRedis())
+	if a.dir != "" {
+		errs = append(errs, os.RemoveAll(a.dir))
+	}
 	if a.Receiver != nil {
 		errs = append(errs, a.Receiver.Close())
 	}
@@ -153,6 +177,10 @@ func (a *Arena) migrate(ctx context.Context) error {
 type Replica struct {
 	Name string // instance id
 
+	// The replica's own ways to its stores, with Config.Ways; they stay the same
+	// from one process to the next.
+	ToRedis, ToPostgres *Way
+
 	arena   *Arena
 	env     map[string]string
 	process atomic.Pointer[process]
@@ -173,13 +201,39 @@ func (a *Arena) StartReplica(ctx context.Context, env map[string]string) (*Repli
 	r := &Replica{Name: "replica-" + strconv.Itoa(len(a.replicas)+1), arena: a, env: env}
 	a.replicas = append(a.replicas, r)
 	a.mu.Unlock()
-	if err := r.Start(ctx); err != nil {
+	err := r.makeWays()
+	if err == nil {
+		err = r.Start(ctx)
+	}
+	if err != nil {
+		err = errors.Join(err, r.closeWays())
 		a.mu.Lock()
 		a.replicas = slices.DeleteFunc(a.replicas, func(x *Replica) bool { return x == r })
 		a.mu.Unlock()
 		return nil, err
 	}
 	return r, nil
+}
+
+func (r *Replica) makeWays() (err error) {
+	if !r.arena.cfg.Ways {
+		return nil
+	}
+	if r.ToRedis, err = newWay(r.Name, verdict.PartitionRedis, r.arena.redisServers()...); err != nil {
+		return err
+	}
+	r.ToPostgres, err = newWay(r.Name, verdict.PartitionDB, r.arena.Postgres.Addr())
+	return err
+}
+
+func (r *Replica) closeWays() error {
+	var errs []error
+	for _, w := range []*Way{r.ToRedis, r.ToPostgres} {
+		if w != nil {
+			errs = append(errs, w.close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Start starts the replica's process, again where it had one before.
@@ -190,9 +244,13 @@ func (r *Replica) Start(ctx context.Context) error {
 		return err
 	}
 	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	redis, postgres := a.redisURL(), a.url
+	if r.ToRedis != nil {
+		redis, postgres = r.ToRedis.url(redis), r.ToPostgres.url(postgres)
+	}
 	env := map[string]string{
-		"SCHOOLBELL_DATABASE_URL":        a.url,
-		"SCHOOLBELL_REDIS_URL":           a.redisURL(),
+		"SCHOOLBELL_DATABASE_URL":        postgres,
+		"SCHOOLBELL_REDIS_URL":           redis,
 		"SCHOOLBELL_HTTP_LISTEN":         addr,
 		"SCHOOLBELL_ADMIN_KEY":           Key,
 		"SCHOOLBELL_INSTANCE_ID":         r.Name,
@@ -203,6 +261,9 @@ func (r *Replica) Start(ctx context.Context) error {
 		"SCHOOLBELL_DATABASE_MAX_CONNS":  "12",
 		"SCHOOLBELL_DISPATCH_FIRST_TICK": "2s",
 		"SCHOOLBELL_DISPATCH_TICK":       "2s",
+	}
+	if a.cfg.Wall {
+		env["CLOCK_OFFSET_FILE"] = r.clock().path
 	}
 	maps.Copy(env, a.Receiver.settings())
 	maps.Copy(env, a.cfg.Settings)

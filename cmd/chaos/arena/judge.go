@@ -68,15 +68,18 @@ AND NOT EXISTS (SELECT FROM push_batch_ranges r JOIN push_batches b ON b.id = r.
 // work has ended.
 func (a *Arena) Verdict(ctx context.Context) (verdict.Verdict, error) {
 	j, err := verdict.New(verdict.Config{
-		Rule: verdict.Rule{Limit: a.cfg.Limit, Rest: a.cfg.Rest}, Start: a.began, Replicas: len(a.all()),
+		Rule: verdict.Rule{Limit: a.cfg.Limit, Rest: a.cfg.Rest}, Start: a.began, Seed: a.cfg.Seed, Replicas: len(a.all()),
 	})
 	if err != nil {
 		return verdict.Verdict{}, err
 	}
 	for _, p := range a.Accepted() {
-		if err := j.AcceptNotice(verdict.Notice{ID: p.ID, School: p.School, Total: p.Total}); err != nil {
+		if err := j.AcceptNotice(verdict.Notice{ID: p.ID, School: p.School, Total: p.Total, At: p.At}); err != nil {
 			return verdict.Verdict{}, err
 		}
+	}
+	if err := a.tellUnanswered(ctx, j); err != nil {
+		return verdict.Verdict{}, err
 	}
 	for _, f := range a.broken() {
 		j.Fault(f)
@@ -96,9 +99,35 @@ func (a *Arena) Verdict(ctx context.Context) (verdict.Verdict, error) {
 	}
 	if stranded > 0 {
 		v.OK = false
-		v.Violations = append(v.Violations, fmt.Sprintf("%d recipients are stranded", stranded))
+		line := fmt.Sprintf("stranded: %d recipients behind their notice's frontier are in no open batch and no time brings them back", stranded)
+		v.Violations = append(v.Violations, line)
+		v.Details = append(v.Details, verdict.Violation{Text: line})
 	}
 	return v, nil
+}
+
+// tellUnanswered tells of the notices that are stored although nobody was told so:
+// the answer got lost, and whoever asked gave up. They may be sent or not.
+func (a *Arena) tellUnanswered(ctx context.Context, j *verdict.Judge) error {
+	known := map[string]bool{}
+	for _, p := range a.Accepted() {
+		known[p.ID] = true
+	}
+	rows, err := a.DB.Query(ctx, `SELECT id::text, school_id, total_count FROM push_clusters`)
+	if err != nil {
+		return fmt.Errorf("read notices: %w", err)
+	}
+	n := verdict.Notice{Maybe: true}
+	_, err = pgx.ForEachRow(rows, []any{&n.ID, &n.School, &n.Total}, func() error {
+		if known[n.ID] || !a.gaveUp[n.School] {
+			return nil
+		}
+		return j.AcceptNotice(n)
+	})
+	if err != nil {
+		return fmt.Errorf("read notices: %w", err)
+	}
+	return nil
 }
 
 func (a *Arena) tellStates(ctx context.Context, j *verdict.Judge) error {

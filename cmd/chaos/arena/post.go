@@ -17,6 +17,7 @@ type Posted struct {
 	ID     string
 	School string
 	Total  int
+	At     time.Time // of the answer
 }
 
 // Post hands in a notice for n devices as NDJSON, through the replicas in turn,
@@ -39,7 +40,7 @@ func smallNotice(school string, n int) api.NoticeRequest {
 }
 
 func (a *Arena) accepted(got api.Accepted, school string) Posted {
-	p := Posted{ID: got.ID, School: school, Total: got.Total}
+	p := Posted{ID: got.ID, School: school, Total: got.Total, At: time.Now()}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.posted = append(a.posted, p)
@@ -64,9 +65,11 @@ func (a *Arena) PostNotice(ctx context.Context, n api.NoticeRequest, recipients 
 	for ctx.Err() == nil {
 		r := a.turn()
 		if r == nil {
-			return Posted{}, errors.New("no replica is alive")
+			last = errors.New("no replica is alive")
+			wait(ctx, 100*time.Millisecond)
+			continue
 		}
-		got, err := r.Client().Upload(ctx, n, recipients, key)
+		got, err := a.upload(ctx, r, n, recipients, key)
 		if err == nil {
 			if got.Total != total {
 				return Posted{}, fmt.Errorf("notice of school %s: %d recipients accepted of %d", n.School, got.Total, total)
@@ -78,12 +81,22 @@ func (a *Arena) PostNotice(ctx context.Context, n api.NoticeRequest, recipients 
 		if errors.As(err, &refused) && !refused.Temporary() {
 			return Posted{}, fmt.Errorf("post a notice of school %s to %s: %w", n.School, r.Name, err)
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-		}
+		wait(ctx, 50*time.Millisecond)
 	}
+	a.mu.Lock()
+	a.gaveUp[n.School] = true
+	a.mu.Unlock()
 	return Posted{}, fmt.Errorf("post a notice of school %s: %w", n.School, errors.Join(context.Cause(ctx), last))
+}
+
+// patience is how long an application waits for an answer before it asks another
+// replica: one that stands still answers nobody.
+const patience = 10 * time.Second
+
+func (a *Arena) upload(ctx context.Context, r *Replica, n api.NoticeRequest, recipients iter.Seq2[api.Recipient, error], key string) (api.Accepted, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return r.Client().Upload(ctx, n, recipients, key)
 }
 
 // turn is the next living replica.

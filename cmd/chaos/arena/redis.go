@@ -21,13 +21,24 @@ const (
 )
 
 func (a *Arena) startRedis(ctx context.Context) (err error) {
+	cfg := a.cfg.Redis
+	if a.cfg.Clocks {
+		if err := a.redisClock().set("+0s"); err != nil {
+			return err
+		}
+		fake, err := a.redisClock().fakeTime()
+		if err != nil {
+			return err
+		}
+		cfg.Env = append(fake, cfg.Env...)
+	}
 	switch a.cfg.Topology {
 	case Single:
-		a.Redis, err = local.StartRedis(ctx, a.cfg.Redis)
+		a.Redis, err = local.StartRedis(ctx, cfg)
 	case Cluster:
-		a.Cluster, err = local.StartCluster(ctx, 3)
+		a.Cluster, err = local.StartClusterWith(ctx, 3, cfg)
 	case Sentinel:
-		a.Sentinel, err = local.StartSentinel(ctx)
+		a.Sentinel, err = local.StartSentinelWith(ctx, cfg)
 	default:
 		err = fmt.Errorf("topology %d is none", a.cfg.Topology)
 	}
@@ -59,6 +70,17 @@ func (a *Arena) redisURL() string {
 		return "redis+sentinel://" + first + "/0?master_name=" + local.MasterName + "&addr=" + strings.Join(more, "&addr=")
 	}
 	return a.Redis.URL()
+}
+
+// redisServers are the addresses that a replica may be told of.
+func (a *Arena) redisServers() []string {
+	switch {
+	case a.Cluster != nil:
+		return a.Cluster.Addrs()
+	case a.Sentinel != nil:
+		return append(a.Sentinel.Addrs(), a.Sentinel.Master.Addr(), a.Sentinel.Replica.Addr())
+	}
+	return []string{a.Redis.Addr()}
 }
 
 // Masters are the servers that take writes now.

@@ -5,7 +5,7 @@ package verdict
 func (j *Judge) judgeDelivery(v *Verdict, lines *violations, schools []*school) {
 	for i := range j.keep {
 		m := &j.keep[i]
-		m.arrivals, m.taken, m.learnt, m.unexcused, m.refusal = 0, 0, false, false, unanswered
+		m.last, m.arrivals, m.taken, m.learnt, m.unexcused, m.refusal = 0, 0, 0, false, false, unanswered
 	}
 	for _, s := range schools {
 		for i := range s.arrivals {
@@ -43,11 +43,11 @@ func (j *Judge) judgeDelivery(v *Verdict, lines *violations, schools []*school) 
 			j.missed(v, lines, names[i], m, arrived[i])
 		} else if !m.maybe && m.arrivals > 0 && j.accepting {
 			v.Strange++
-			lines.add("stranger: message %s arrived and was never accepted for sending", names[i])
+			lines.of(j.schoolOf(m), names[i], m.last, "stranger: message %s arrived and was never accepted for sending", names[i])
 		}
 		if m.state == Skipped && m.arrivals > 0 {
 			v.SkippedButArrived++
-			lines.add("skipped: message %s is SKIPPED and arrived", names[i])
+			lines.of(j.schoolOf(m), names[i], m.last, "skipped: message %s is SKIPPED and arrived", names[i])
 		}
 	}
 	if n := v.Repeated - v.RepeatedAfterLoss; n > v.RepeatBound {
@@ -56,7 +56,7 @@ func (j *Judge) judgeDelivery(v *Verdict, lines *violations, schools []*school) 
 		for i := range j.keep {
 			if m := &j.keep[i]; m.unexcused && shown < 5 {
 				shown++
-				lines.add("repeated: message %s was accepted %d times", names[i], m.taken)
+				lines.of(j.schoolOf(m), names[i], m.last, "repeated: message %s was accepted %d times, at last at %s (school %s)", names[i], m.taken, instant(m.last), j.schoolOf(m))
 			}
 		}
 	}
@@ -66,6 +66,7 @@ func (j *Judge) judgeDelivery(v *Verdict, lines *violations, schools []*school) 
 func (j *Judge) take(v *Verdict, a *arrival) {
 	m := &j.keep[a.message]
 	m.arrivals++
+	m.last = a.t
 	switch a.answer {
 	case unanswered:
 		v.UnansweredArrivals++
@@ -96,7 +97,7 @@ func (j *Judge) missed(v *Verdict, lines *violations, name string, m *message, a
 	case Pending, InProgress, RetryPending:
 		v.Waiting++
 		if !j.cfg.Unfinished {
-			lines.add("waiting: message %s has not come to an end", name)
+			lines.of(j.schoolOf(m), name, m.last, "waiting: message %s has not come to an end (school %s)", name, j.schoolOf(m))
 		}
 		return
 	}
@@ -110,17 +111,17 @@ func (j *Judge) missed(v *Verdict, lines *violations, name string, m *message, a
 		if m.refusal != unanswered {
 			return
 		}
-		lines.add("lost: message %s is FAIL and the receiver never saw it", name)
+		lines.of(j.schoolOf(m), name, m.last, "lost: message %s is FAIL and the receiver never saw it", name)
 	case Success:
-		lines.add("lost: message %s is SUCCESS and the receiver never accepted it", name)
+		lines.of(j.schoolOf(m), name, m.last, "lost: message %s is SUCCESS and the receiver never accepted it", name)
 	default:
 		if m.refusal == final || int(m.arrivals) > j.cfg.Retries {
 			return
 		}
 		if m.arrivals > 0 {
-			lines.add("lost: message %s arrived %d times, was never accepted and has no final state", name, m.arrivals)
+			lines.of(j.schoolOf(m), name, m.last, "lost: message %s arrived %d times, was never accepted and has no final state", name, m.arrivals)
 		} else {
-			lines.add("lost: message %s never arrived", name)
+			lines.of(j.schoolOf(m), name, m.last, "lost: message %s never arrived", name)
 		}
 	}
 	v.Lost++
@@ -174,6 +175,9 @@ func (j *Judge) judgeCounts(v *Verdict, lines *violations) {
 		v.CountsWrong++
 	}
 }
+
+// schoolOf is the school of a message's notice; "" where no notice was told of.
+func (j *Judge) schoolOf(m *message) string { return j.notices[m.notice].School }
 
 // names is ids the other way round.
 func (j *Judge) names() []string {

@@ -90,16 +90,19 @@ func ParseState(s string) (State, error) {
 
 // Kinds of faults that the judge knows. Others are shown and mean nothing to it.
 const (
-	Kill  = "kill"  // the process is gone
-	Pause = "pause" // the process is stopped (SIGSTOP) until Until
+	Kill           = "kill"            // the process is gone
+	Pause          = "pause"           // the process is stopped (SIGSTOP) until Until
+	PartitionDB    = "partition-db"    // the process alone has lost its way to the database until Until
+	PartitionRedis = "partition-redis" // the same of Redis
 )
 
 // Fault is something that was done to the run.
 type Fault struct {
 	At     time.Time
-	Until  time.Time // of a pause: when it went on; zero: never
+	Until  time.Time // when it was mended: a paused process went on; zero: never
 	Kind   string
-	Target string // of a kill or pause: the instance id, as in Batch.Owner
+	Target string // of what is done to one process: the instance id, as in Batch.Owner
+	Detail string // for people
 
 	// Unsettled are the sizes of the target's batches that were unsettled at
 	// that moment, and Schools those whose owner it was. Where Unsettled is
@@ -177,6 +180,7 @@ type message struct {
 	notice   int32
 
 	// Worked out by Verdict.
+	last      int64 // arrival
 	arrivals  int32
 	taken     int32 // times accepted
 	learnt    bool  // the sender could learn of an acceptance
@@ -372,11 +376,10 @@ func (j *Judge) Verdict() Verdict {
 	j.judgeRule(&v, &lines, schools)
 	j.judgeDelivery(&v, &lines, schools)
 	j.judgeCounts(&v, &lines)
-	j.judgeRecovery(&v)
 	j.judgeSpeed(&v)
 
 	v.OK = lines.count == 0
-	v.Violations = lines.text()
+	v.Violations, v.Details = lines.text(), lines.kept
 	return v
 }
 
@@ -396,22 +399,34 @@ func (j *Judge) judgeSpeed(v *Verdict) {
 
 // violations collects lines within bounds.
 type violations struct {
-	lines []string
+	kept  []Violation
 	count int
 }
 
-func (v *violations) add(format string, args ...any) {
+func (v *violations) add(format string, args ...any) { v.of("", "", 0, format, args...) }
+
+// of is add with the school, message and moment (ns) where there is one.
+func (v *violations) of(school, message string, at int64, format string, args ...any) {
 	v.count++
-	if v.count <= maxViolations {
-		v.lines = append(v.lines, fmt.Sprintf(format, args...))
+	if v.count > maxViolations {
+		return
 	}
+	one := Violation{Text: fmt.Sprintf(format, args...), School: school, Message: message}
+	if at != 0 {
+		one.At = time.Unix(0, at)
+	}
+	v.kept = append(v.kept, one)
 }
 
 func (v *violations) text() []string {
-	if v.count <= maxViolations {
-		return append([]string{}, v.lines...)
+	lines := []string{}
+	for _, one := range v.kept {
+		lines = append(lines, one.Text)
 	}
-	return append(slices.Clone(v.lines), fmt.Sprintf("and %d more", v.count-maxViolations))
+	if v.count > maxViolations {
+		lines = append(lines, fmt.Sprintf("and %d more", v.count-maxViolations))
+	}
+	return lines
 }
 
 // instant writes a time of the log for people, to the microsecond.

@@ -271,6 +271,23 @@ func TestWhatIsAllowedPasses(t *testing.T) {
 			},
 			func(v Verdict) bool { return v.Repeated == 3 && v.RepeatBound == 400 }, // the first batch of each school
 		},
+		"repeats of batches that a process cut off from the database had": {
+			func(r *run) {
+				for i := range 3 {
+					r.cycle("A", 2)[i].Message = fmt.Sprint("nA.", i+10)
+				}
+				for i := range r.notices {
+					r.notices[i].Maybe = true
+				}
+				r.states, r.counts = nil, nil
+				at := start.Add(10 * time.Millisecond)
+				r.faults = []Fault{
+					{At: at, Until: at.Add(time.Millisecond), Kind: PartitionDB, Target: "replica-1"},
+					{At: at, Until: at.Add(time.Millisecond), Kind: PartitionRedis, Target: "replica-1"}, // explains nothing
+				}
+			},
+			func(v Verdict) bool { return v.Repeated == 3 && v.RepeatBound == 400 && v.LateBound == 0 },
+		},
 		"a repeat after the receiver lost the answer": {
 			func(r *run) {
 				r.cycle("A", 0)[4].Lost = true
@@ -401,6 +418,7 @@ func TestTheLogSaysTheSameInAnyOrder(t *testing.T) {
 	rand.New(rand.NewPCG(1, 2)).Shuffle(len(r.arrivals), func(i, k int) { r.arrivals[i], r.arrivals[k] = r.arrivals[k], r.arrivals[i] })
 	got := r.judge(t)
 	slices.Sort(got.Violations) // they come as messages were first heard of
+	got.Details, want.Details = nil, nil
 	require.Equal(t, want, got)
 }
 
@@ -428,7 +446,49 @@ func TestRecoveryIsMeasuredToTheNextOwnersFirstArrival(t *testing.T) {
 	require.Empty(t, v.Violations)
 	want := float64(time.Duration(r.cycle("A", 1)[0].T-killed.UnixNano())) / 1e6
 	require.Equal(t, &Percentiles{P50: want, P99: want, Max: want}, v.RecoveryMS, "B went on under the same owner")
-	require.Equal(t, []FaultLine{{AtMS: 1000, Kind: "kill", Target: "replica-1"}}, v.Faults)
+	require.Equal(t, []FaultLine{{AtMS: 1000, Kind: "kill", Target: "replica-1", NextSendMS: &want}}, v.Faults)
+}
+
+func TestRecoveryOfAStoreIsMeasuredToTheNextClaimsFirstArrival(t *testing.T) {
+	t.Parallel()
+	r := clean()
+	broken := r.batches[1].ClaimedAt.Add(-time.Nanosecond)
+	r.faults = []Fault{{At: broken, Until: broken.Add(time.Second), Kind: "redis-restart", Target: "redis", Detail: "with-data"}}
+	v := r.judge(t)
+	require.Empty(t, v.Violations)
+	require.Zero(t, v.RepeatBound)
+	var first int64
+	for _, a := range r.arrivals {
+		for _, b := range r.batches {
+			if a.Batch == b.ID && b.ClaimedAt.After(broken) && a.T > broken.UnixNano() && (first == 0 || a.T < first) {
+				first = a.T
+			}
+		}
+	}
+	want := float64(first-broken.UnixNano()) / 1e6
+	require.Equal(t, &Percentiles{P50: want, P99: want, Max: want}, v.RecoveryMS)
+	require.Equal(t, "with-data", v.Faults[0].Detail)
+	require.Equal(t, v.Faults[0].AtMS+1000, v.Faults[0].UntilMS)
+}
+
+// A violation says of which school it is, and when it was, so that what happened
+// around it can be shown.
+func TestAViolationSaysWhereAndWhen(t *testing.T) {
+	t.Parallel()
+	r := clean()
+	r.without(func(a simulator.Arrival) bool { return a.Message == "nA.78" })
+	r.cycle("B", 1)[0].T -= int64(100 * time.Millisecond)
+	at := r.cycle("B", 1)[0].T
+	v := r.judge(t)
+	require.Len(t, v.Details, len(v.Violations))
+	for i, d := range v.Details {
+		require.Equal(t, v.Violations[i], d.Text)
+	}
+	require.Equal(t, "B", v.Details[0].School)
+	require.True(t, v.Details[0].At.Equal(time.Unix(0, at)), v.Details[0])
+	last := v.Details[len(v.Details)-1]
+	require.Equal(t, "nA.78", last.Message)
+	require.Equal(t, "A", last.School)
 }
 
 func TestALogThatIsNotExactIsRefused(t *testing.T) {

@@ -39,7 +39,7 @@ func (j *Judge) judgeLateness(v *Verdict, lines *violations, schools []*school) 
 				v.LateByPause++
 				continue
 			}
-			lines.add("late: school %s, batch %s with fence %d arrived at %s, %s", s.name, j.batchName(a.batch), a.fence, instant(a.t), why)
+			lines.of(s.name, "", a.t, "late: school %s, batch %s with fence %d arrived at %s, %s", s.name, j.batchName(a.batch), a.fence, instant(a.t), why)
 		}
 	}
 	if v.LateByPause > v.LateBound {
@@ -65,7 +65,7 @@ func (j *Judge) judgeClaims(v *Verdict, lines *violations) {
 		for _, b := range batches {
 			if b.Fence < highest {
 				v.FencedWritesTaken++
-				lines.add("fence: school %s, batch %s was claimed with fence %d at %s, after fence %d had claimed", name, b.ID, b.Fence, instant(b.ClaimedAt.UnixNano()), highest)
+				lines.of(name, "", b.ClaimedAt.UnixNano(), "fence: school %s, batch %s was claimed with fence %d at %s, after fence %d had claimed", name, b.ID, b.Fence, instant(b.ClaimedAt.UnixNano()), highest)
 			}
 			highest = max(highest, b.Fence)
 		}
@@ -88,38 +88,54 @@ func (j *Judge) stoppedOnTheWay(a *arrival) bool {
 	return false
 }
 
-// judgeFaults lists the faults and sums up what was in the hands of those that
-// were killed or paused.
+// judgeFaults lists the faults, sums up what was in the hands of those that
+// something was done to, and measures from each fault to the next send.
 func (j *Judge) judgeFaults(v *Verdict) {
 	start := j.cfg.Start
 	if start.IsZero() && j.last >= j.first {
 		start = time.Unix(0, j.first)
 	}
+	var all []time.Duration
 	for i := range j.faults {
 		f := &j.faults[i]
-		v.Faults = append(v.Faults, FaultLine{AtMS: f.At.Sub(start).Milliseconds(), Kind: f.Kind, Target: f.Target})
-		if f.Kind != Kill && f.Kind != Pause {
-			continue
+		line := FaultLine{AtMS: f.At.Sub(start).Milliseconds(), Kind: f.Kind, Target: f.Target, Detail: f.Detail}
+		if !f.Until.IsZero() {
+			line.UntilMS = f.Until.Sub(start).Milliseconds()
 		}
-		sizes, _ := j.unsettled(f)
+		sizes, schools := j.unsettled(f)
 		for _, n := range sizes {
-			v.RepeatBound += n
+			if f.Kind == Kill || f.Kind == Pause || f.Kind == PartitionDB {
+				v.RepeatBound += n
+			}
 			if f.Kind == Pause {
 				v.LateBound += n
 			}
 		}
+		took := j.recovery(f, schools)
+		if p := percentiles(took); p != nil {
+			line.NextSendMS = &p.Max
+		}
+		all = append(all, took...)
+		v.Faults = append(v.Faults, line)
 	}
 	slices.SortStableFunc(v.Faults, func(a, b FaultLine) int { return cmp.Compare(a.AtMS, b.AtMS) })
+	v.RecoveryMS = percentiles(all)
 }
 
 // unsettled are the sizes of the batches in the target's hands at the fault,
-// and their schools.
+// and their schools. A process that is cut off from the database may still claim
+// as the cut begins, and cannot record: its hands hold what it had unsettled at
+// any time until it was mended.
 func (j *Judge) unsettled(f *Fault) (sizes []int, schools []string) {
 	if f.Unsettled != nil {
 		return f.Unsettled, f.Schools
 	}
+	until := f.At
+	if f.Kind == PartitionDB && f.Until.After(until) {
+		until = f.Until
+	}
 	for _, b := range j.batches {
-		if b.ID != "" && b.Owner == f.Target && !b.ClaimedAt.After(f.At) && (b.SettledAt.IsZero() || b.SettledAt.After(f.At)) {
+		if b.ID != "" && b.Owner == f.Target && !b.ClaimedAt.After(until) && (b.SettledAt.IsZero() || b.SettledAt.After(f.At)) {
 			sizes = append(sizes, b.Size)
 			schools = append(schools, b.School)
 		}
@@ -127,16 +143,11 @@ func (j *Judge) unsettled(f *Fault) (sizes []int, schools []string) {
 	return sizes, append(schools, f.Schools...)
 }
 
-// judgeRecovery measures from each kill or pause to the first arrival of the
-// school's next owner.
-func (j *Judge) judgeRecovery(v *Verdict) {
-	var all []time.Duration
-	for i := range j.faults {
-		f := &j.faults[i]
-		if f.Kind != Kill && f.Kind != Pause {
-			continue
-		}
-		_, names := j.unsettled(f)
+// recovery measures from a fault to the next send: see the package's comment.
+func (j *Judge) recovery(f *Fault, names []string) (took []time.Duration) {
+	at := f.At.UnixNano()
+	switch f.Kind {
+	case Kill, Pause, PartitionDB, PartitionRedis:
 		slices.Sort(names)
 		for _, name := range slices.Compact(names) {
 			s := j.schools[name]
@@ -146,16 +157,29 @@ func (j *Judge) judgeRecovery(v *Verdict) {
 			var before int64
 			for k := range s.arrivals {
 				a := &s.arrivals[k]
-				if a.t <= f.At.UnixNano() {
+				if a.t <= at {
 					before = max(before, a.fence)
-				} else if a.fence > before {
-					all = append(all, time.Duration(a.t-f.At.UnixNano()))
+				} else if a.fence > before || f.Kind != Kill && f.Kind != Pause && j.batches[a.batch].ClaimedAt.After(f.At) {
+					took = append(took, time.Duration(a.t-at))
 					break
 				}
 			}
 		}
+	default:
+		var first int64
+		for _, s := range j.schools {
+			i, _ := slices.BinarySearchFunc(s.arrivals, at+1, func(a arrival, t int64) int { return cmp.Compare(a.t, t) })
+			for ; i < len(s.arrivals) && (first == 0 || s.arrivals[i].t < first); i++ {
+				if a := &s.arrivals[i]; j.batches[a.batch].ClaimedAt.After(f.At) {
+					first = a.t
+				}
+			}
+		}
+		if first > 0 {
+			took = append(took, time.Duration(first-at))
+		}
 	}
-	v.RecoveryMS = percentiles(all)
+	return took
 }
 
 func (j *Judge) batchName(i int32) string {

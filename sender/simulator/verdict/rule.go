@@ -43,7 +43,7 @@ func (j *Judge) judgeRule(v *Verdict, lines *violations, schools []*school) {
 				v.Rule.Cycles++
 				if spare < 0 {
 					v.Rule.Violations++
-					lines.add("rule: school %s sent attempt %d of %d at %s, %v after the last call's end, and had to rest %v (batch %s)",
+					lines.of(s.name, "", a.t, "rule: school %s sent attempt %d of %d at %s, %v after the last call's end, and had to rest %v (batch %s)",
 						s.name, between+1, rule.Limit, instant(a.t), silence, rule.Rest, j.batchName(a.batch))
 				} else if lag, ok := j.lag(a, end+int64(rule.Rest)); ok {
 					lags = append(lags, lag)

@@ -16,9 +16,16 @@
 //     state does not say why (see why in delivery.go).
 //   - repeated: messages accepted more than once. A retry after a definite
 //     failure is none, nor is a requeue.
-//   - repeat_bound: sizes of the batches unsettled at each kill or pause. Repeats
-//     beyond it break the run, except where the receiver itself lost the answer
-//     to every earlier acceptance (repeated_after_lost_answer).
+//   - repeat_bound: sizes of the batches unsettled at each kill or pause, and of
+//     those that a process had unsettled while it alone was cut off from the
+//     database: its results may come too late to count. Repeats beyond it break
+//     the run, except where the receiver itself lost the answer to every earlier
+//     acceptance (repeated_after_lost_answer).
+//   - recovery_ms: from a fault to the next send. Of a kill or pause, for each
+//     school that had a batch in the target's hands: to the next owner's first
+//     arrival. Of a cut-off process: to the first arrival of a batch that was
+//     claimed after the fault, for each such school. Of anything else: to the
+//     first such arrival of any school.
 //   - rule: see rule.go.
 //   - late_after_lease: arrivals after their batch's send_deadline, or after a
 //     higher fence of that school had arrived.
@@ -58,13 +65,24 @@ type Verdict struct {
 	Rule RuleVerdict `json:"rule"`
 
 	Faults      []FaultLine  `json:"faults"`
-	RecoveryMS  *Percentiles `json:"recovery_ms"`   // from a kill or pause to the next owner's first arrival; null without any
+	RecoveryMS  *Percentiles `json:"recovery_ms"`   // from a fault to the next send; null without any
 	ResumeLagMS *Percentiles `json:"resume_lag_ms"` // from a rest's end to the next first attempt; null without any
 
 	Seconds       float64 `json:"seconds"`
 	RatePerSecond float64 `json:"rate_per_second"` // arrived / seconds
 
 	Violations []string `json:"violations"` // one line each, at most maxViolations and a last one that counts the rest
+
+	// Details are the same lines with what is known of each apart from its words.
+	Details []Violation `json:"-"`
+}
+
+// Violation is a promise that was broken.
+type Violation struct {
+	Text    string
+	School  string    // "" where it is of no school
+	Message string    // "" where it is of no one message
+	At      time.Time // zero where it has no moment
 }
 
 // RuleVerdict is the judgement of the sending rule, over all schools.
@@ -79,9 +97,13 @@ type RuleVerdict struct {
 
 // FaultLine is a fault as the verdict shows it.
 type FaultLine struct {
-	AtMS   int64  `json:"at_ms"` // after the start of the run
-	Kind   string `json:"kind"`
-	Target string `json:"target"`
+	AtMS    int64  `json:"at_ms"` // after the start of the run
+	UntilMS int64  `json:"until_ms,omitempty"`
+	Kind    string `json:"kind"`
+	Target  string `json:"target"`
+	Detail  string `json:"detail,omitempty"`
+
+	NextSendMS *float64 `json:"next_send_ms,omitempty"` // the longest of its times in recovery_ms
 }
 
 // Percentiles sums up durations, in milliseconds.
