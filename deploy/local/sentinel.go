@@ -127,14 +127,6 @@ func (s *Sentinel) MasterAddr(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("ask sentinels for the master: no two agree: %v", votes)
 }
 
-// CutReplication makes the replica lose its master while it goes on answering:
-// what is written from now on is lost by a failover. Sentinel mends it after ten
-// seconds or so, so the failover has to come soon.
-func (s *Sentinel) CutReplication(ctx context.Context) error {
-	_, err := s.Replica.Do(ctx, "REPLICAOF 127.0.0.1 1") // nobody listens there
-	return err
-}
-
 // Failover makes Sentinel promote the replica although the master lives, which
 // becomes a replica and answers READONLY. It returns when that was begun.
 func (s *Sentinel) Failover(ctx context.Context) error {

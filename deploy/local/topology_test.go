@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -99,9 +100,14 @@ func TestSentinelPromotesTheReplica(t *testing.T) {
 		return err == nil && answer == "v"
 	})
 
-	require.NoError(t, s.CutReplication(ctx))
+	crashed := make(chan error, 1)
+	go func() { crashed <- s.Crash(ctx, 2*time.Second) }()
+	eventually(t, "the master is alone", func() bool {
+		info, err := ask(s.Master.Addr(), "INFO replication")
+		return err == nil && strings.Contains(info, "connected_slaves:0")
+	})
 	require.Equal(t, "+OK", asked(t, s.Master.Addr(), "SET k lost"))
-	s.Master.Kill()
+	require.NoError(t, <-crashed)
 	eventually(t, "the replica is the master", func() bool { return at(ctx) == s.Replica.Addr() })
 	eventually(t, "it takes writes", func() bool {
 		answer, err := ask(s.Replica.Addr(), "SET other w")
