@@ -14,7 +14,11 @@ PACKAGES ?= ./...
 # go.mod: their dependencies would become ours.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: build test acceptance test-deps vet lint fmt clean
+# Seeds and length of the chaos runs, which take about twice their length each.
+SEEDS ?= 1 2 3 4 5
+FOR ?= 3m
+
+.PHONY: build test acceptance chaos test-deps vet lint fmt clean
 
 ## build: the program, in ./bin
 build:
@@ -27,6 +31,12 @@ test: test-deps vet
 ## acceptance: the FCM scenario at full size, about a minute
 acceptance: test-deps
 	go test -count=1 -v -run TestFCMWithAKilledOwner ./cmd/chaos/arena -args -full
+
+## chaos: all faults, one run a seed, about six minutes each
+chaos: test-deps
+	go build -o bin/chaos ./cmd/chaos
+	failed=; for seed in $(SEEDS); do bin/chaos --seed $$seed --for $(FOR) --faults all || failed="$$failed $$seed"; done; \
+	[ -z "$$failed" ] || { echo "broken with seed$$failed"; exit 1; }
 
 test-deps:
 	./deploy/install-test-deps.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need and is missing: Go is checked, a C compiler (for
-# the race detector), redis-server and PostgreSQL are installed from Debian's
-# packages. The tests start servers of their own from these programs, on free
+# the race detector), redis-server, PostgreSQL and libfaketime (which steps Redis's
+# clock) are installed from Debian's packages. The tests start servers of their own from these programs, on free
 # ports of 127.0.0.1 and in temporary folders; a server that the packages start
 # is neither needed nor touched.
 set -euo pipefail
@@ -31,10 +31,15 @@ have_redis() {
   command -v redis-server >/dev/null && command -v redis-cli >/dev/null
 }
 
+have_faketime() {
+  compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null
+}
+
 missing() {
   have_c || echo gcc libc6-dev
   have_redis || echo redis-server
   have_postgres || echo postgresql
+  have_faketime || echo faketime
 }
 
 packages=$(missing | tr '\n' ' ')

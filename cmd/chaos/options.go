@@ -129,7 +129,7 @@ func (o options) config(changed func(flag string) bool) (cfg storm.Config, err e
 		return cfg, usagef("--redis is %q: redis-failover needs sentinel", o.redis)
 	}
 	if slices.Contains(kinds, plan.Clock) {
-		if _, err := local.FakeTime(); err != nil {
+		if _, err := (local.FakeClock{}).Env(); err != nil {
 			return cfg, fmt.Errorf("--faults clock: %w", err)
 		}
 	}

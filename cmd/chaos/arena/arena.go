@@ -17,6 +17,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -65,6 +66,9 @@ type Arena struct {
 	cfg Config
 	url string // of the database
 	dir string // for clocks; "" where there are none
+
+	clock local.FakeClock // Redis's, with Config.Clocks
+
 	log io.Writer
 
 	mu       sync.Mutex
@@ -181,6 +185,7 @@ type Replica struct {
 	// from one process to the next.
 	ToRedis, ToPostgres *Way
 
+	clock   local.FakeClock // with Config.Wall
 	arena   *Arena
 	env     map[string]string
 	process atomic.Pointer[process]
@@ -202,6 +207,9 @@ func (a *Arena) StartReplica(ctx context.Context, env map[string]string) (*Repli
 	a.replicas = append(a.replicas, r)
 	a.mu.Unlock()
 	err := r.makeWays()
+	if err == nil && a.cfg.Wall {
+		r.clock, err = local.NewFakeClock(filepath.Join(a.dir, r.Name+"-clock"))
+	}
 	if err == nil {
 		err = r.Start(ctx)
 	}
@@ -263,7 +271,7 @@ func (r *Replica) Start(ctx context.Context) error {
 		"SCHOOLBELL_DISPATCH_TICK":       "2s",
 	}
 	if a.cfg.Wall {
-		env["CLOCK_OFFSET_FILE"] = r.clock().path
+		env["CLOCK_OFFSET_FILE"] = r.clock.Path()
 	}
 	maps.Copy(env, a.Receiver.settings())
 	maps.Copy(env, a.cfg.Settings)

@@ -41,6 +41,25 @@ func (a *Arena) Ranking(ctx context.Context) []Ranked {
 	return list
 }
 
+// Owners are the replicas that hold the schools now, by what Redis says; schools
+// that nobody holds are missing.
+func (a *Arena) Owners(ctx context.Context, schools []string) (map[string]string, error) {
+	masters, err := a.Masters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	owners := map[string]string{}
+	for _, school := range schools {
+		for _, m := range masters {
+			// A node of a Cluster that is not the key's refuses.
+			if owner, err := m.Do(ctx, "HGET schoolbell:{"+school+"}:lock owner"); err == nil && owner != "" && owner[0] != '$' {
+				owners[school] = owner
+			}
+		}
+	}
+	return owners, nil
+}
+
 // mostAround bounds what is shown around one violation.
 const mostAround = 40
 

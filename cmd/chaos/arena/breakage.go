@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"schoolbell/deploy/local"
@@ -179,28 +177,7 @@ func (r *Replica) StepClock(ctx context.Context, by, hold time.Duration) error {
 	if !r.arena.cfg.Wall {
 		return errors.New("the arena's replicas have no clocks to step")
 	}
-	return r.arena.during("clock", r.Name, fmt.Sprintf("%+.0fh", by.Hours()), func() error {
-		if err := r.clock().set(fmt.Sprintf("%ds", int(by.Seconds()))); err != nil {
-			return err
-		}
-		wait(ctx, hold)
-		return r.clock().set("0s")
-	})
-}
-
-func (r *Replica) clock() clocks { return clocks{filepath.Join(r.arena.dir, r.Name+"-clock")} }
-
-// clocks is a file that says how far a clock is off. It is read anew whenever the
-// time is asked for.
-type clocks struct{ path string }
-
-func (c clocks) set(offset string) error {
-	// In one step: a reader never sees half of it.
-	part := c.path + ".part"
-	if err := os.WriteFile(part, []byte(offset+"\n"), 0o644); err != nil {
-		return fmt.Errorf("set a clock: %w", err)
-	}
-	return os.Rename(part, c.path)
+	return r.arena.stepping(ctx, r.clock, r.Name, by, hold)
 }
 
 // StepRedisClock makes Redis's clock alone, of all its servers, step by that
@@ -209,23 +186,15 @@ func (a *Arena) StepRedisClock(ctx context.Context, by, hold time.Duration) erro
 	if !a.cfg.Clocks {
 		return errors.New("the arena has no clocks to step")
 	}
-	return a.during("clock", "redis", fmt.Sprintf("%+.0fh", by.Hours()), func() error {
-		if err := a.redisClock().set(fmt.Sprintf("%+ds", int(by.Seconds()))); err != nil {
+	return a.stepping(ctx, a.clock, "redis", by, hold)
+}
+
+func (a *Arena) stepping(ctx context.Context, clock local.FakeClock, target string, by, hold time.Duration) error {
+	return a.during("clock", target, fmt.Sprintf("%+.0fh", by.Hours()), func() error {
+		if err := clock.Set(by); err != nil {
 			return err
 		}
 		wait(ctx, hold)
-		return a.redisClock().set("+0s")
+		return clock.Set(0)
 	})
-}
-
-func (a *Arena) redisClock() clocks { return clocks{filepath.Join(a.dir, "redis-clock")} }
-
-// fakeTime are the variables with which a program made for libc sees the clock
-// that the file tells. Timers go by the monotonic clock, which is left alone.
-func (c clocks) fakeTime() ([]string, error) {
-	library, err := local.FakeTime()
-	if err != nil {
-		return nil, err
-	}
-	return []string{"LD_PRELOAD=" + library, "FAKETIME_TIMESTAMP_FILE=" + c.path, "FAKETIME_NO_CACHE=1", "DONT_FAKE_MONOTONIC=1"}, nil
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"schoolbell/sender/simulator"
 	"schoolbell/sender/simulator/verdict"
 )
 
@@ -67,6 +69,10 @@ AND NOT EXISTS (SELECT FROM push_batch_ranges r JOIN push_batches b ON b.id = r.
 // Verdict judges everything that happened so far. It is to be asked when the
 // work has ended.
 func (a *Arena) Verdict(ctx context.Context) (verdict.Verdict, error) {
+	return a.judge(ctx, a.Receiver.Arrivals())
+}
+
+func (a *Arena) judge(ctx context.Context, arrivals []simulator.Arrival) (verdict.Verdict, error) {
 	j, err := verdict.New(verdict.Config{
 		Rule: verdict.Rule{Limit: a.cfg.Limit, Rest: a.cfg.Rest}, Start: a.began, Seed: a.cfg.Seed, Replicas: len(a.all()),
 	})
@@ -89,7 +95,7 @@ func (a *Arena) Verdict(ctx context.Context) (verdict.Verdict, error) {
 			return verdict.Verdict{}, err
 		}
 	}
-	for _, x := range a.Receiver.Arrivals() {
+	for _, x := range arrivals {
 		j.Arrival(x)
 	}
 	v := j.Verdict()
@@ -113,13 +119,16 @@ func (a *Arena) tellUnanswered(ctx context.Context, j *verdict.Judge) error {
 	for _, p := range a.Accepted() {
 		known[p.ID] = true
 	}
+	a.mu.Lock()
+	gaveUp := maps.Clone(a.gaveUp)
+	a.mu.Unlock()
 	rows, err := a.DB.Query(ctx, `SELECT id::text, school_id, total_count FROM push_clusters`)
 	if err != nil {
 		return fmt.Errorf("read notices: %w", err)
 	}
 	n := verdict.Notice{Maybe: true}
 	_, err = pgx.ForEachRow(rows, []any{&n.ID, &n.School, &n.Total}, func() error {
-		if known[n.ID] || !a.gaveUp[n.School] {
+		if known[n.ID] || !gaveUp[n.School] {
 			return nil
 		}
 		return j.AcceptNotice(n)

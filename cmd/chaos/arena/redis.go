@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -23,10 +24,10 @@ const (
 func (a *Arena) startRedis(ctx context.Context) (err error) {
 	cfg := a.cfg.Redis
 	if a.cfg.Clocks {
-		if err := a.redisClock().set("+0s"); err != nil {
+		if a.clock, err = local.NewFakeClock(filepath.Join(a.dir, "redis-clock")); err != nil {
 			return err
 		}
-		fake, err := a.redisClock().fakeTime()
+		fake, err := a.clock.Env()
 		if err != nil {
 			return err
 		}

@@ -41,7 +41,7 @@ func (f Fault) String() string {
 // enough to go on, short enough that one fault meets what the last one left.
 const (
 	closest  = 1500 * time.Millisecond
-	farthest = 5 * time.Second
+	farthest = 4 * time.Second
 	respite  = time.Second
 )
 

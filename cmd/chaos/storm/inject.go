@@ -114,7 +114,7 @@ func (r *run) toReplica(ctx context.Context, f plan.Fault) (string, error) {
 
 // moment is how long a fault waits for a batch in the hands that it is meant for:
 // of an idle replica there is nothing to lose.
-const moment = time.Second
+const moment = 2 * time.Second
 
 // take is the replica of that rank among those that nothing is being done to,
 // by how many batches each has in its hands.

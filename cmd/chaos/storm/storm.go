@@ -123,7 +123,7 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 		Program: cfg.Program, Replicas: cfg.Replicas, Limit: cfg.Limit, Rest: cfg.Rest, Seed: cfg.Seed,
 		Topology: cfg.Redis, Ways: true, Clocks: slices.Contains(cfg.Kinds, plan.Clock), Wall: cfg.Clocks, Fast: true,
 		Settings: vars, Log: cfg.Log,
-		Behaviour: simulator.Behaviour{Latency: simulator.Latency{Base: 200 * time.Millisecond, Spread: 150 * time.Millisecond}},
+		Behaviour: simulator.Behaviour{Latency: simulator.Latency{Base: 400 * time.Millisecond, Spread: 300 * time.Millisecond}},
 	})
 	if err != nil {
 		return res, err
@@ -143,14 +143,22 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 	if err != nil {
 		return res, err
 	}
-	res = Result{Verdict: v, Timeline: r.timeline, Lease: lease, Around: map[string][]string{}}
+	return r.result(ctx, v)
+}
+
+// result is the verdict with what happened around what was broken.
+func (r *run) result(ctx context.Context, v verdict.Verdict) (Result, error) {
+	res := Result{Verdict: v, Around: map[string][]string{}, Lease: lease}
 	for _, d := range v.Details {
-		lines, err := a.Around(ctx, d, 2*lease)
+		lines, err := r.arena.Around(ctx, d, 2*lease)
 		if err != nil {
 			return res, err
 		}
 		res.Around[d.Text] = lines
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	res.Timeline = slices.Clone(r.timeline)
 	return res, nil
 }
 
