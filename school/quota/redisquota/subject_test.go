@@ -31,9 +31,10 @@ const timeLine = "redis.call('TIME')"
 // edit changes a script's text before it is run: a mutation.
 type edit struct{ script, old, new string }
 
-// server is a redis-server of a test and what its subjects share.
+// server is the Redis of a test and what its subjects share.
 type server struct {
-	*local.Redis
+	*local.Redis // nil with a Cluster
+
 	client redis.UniversalClient
 	serial atomic.Int64
 }
@@ -43,6 +44,18 @@ func startServer(tb testing.TB) *server {
 	c := redis.NewClient(&redis.Options{Addr: r.Addr()})
 	tb.Cleanup(func() { require.NoError(tb, c.Close()) })
 	return &server{Redis: r, client: c}
+}
+
+// startCluster is a Redis of three nodes, over which the subjects are spread.
+func startCluster(tb testing.TB) *server {
+	ctx, cancel := context.WithTimeout(tb.Context(), time.Minute)
+	defer cancel()
+	cluster, err := local.StartCluster(ctx, 3)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, cluster.Close()) })
+	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs()})
+	tb.Cleanup(func() { require.NoError(tb, c.Close()) })
+	return &server{client: c}
 }
 
 // live is the rule in Lua on a real Redis, under a clock that the test sets.
@@ -62,7 +75,8 @@ func (s *server) subject(tb testing.TB, edits ...edit) *live {
 	require.NoError(tb, err)
 	b, err := New(s.client, keys, nil)
 	require.NoError(tb, err)
-	l := &live{tb: tb, c: s.client, b: b, keys: keys, id: fmt.Sprintf("S%d", n), clock: fmt.Sprintf("clock:%d", n)}
+	id := fmt.Sprintf("S%d", n)
+	l := &live{tb: tb, c: s.client, b: b, keys: keys, id: id, clock: "clock:{" + id + "}"}
 	texts := map[string]**redis.Script{
 		"peek": &b.peek, "reconcile": &b.reconcile, "rebuild": &b.rebuild, "reserve": &b.reserve, "settle": &b.settle,
 	}

@@ -11,6 +11,7 @@ import (
 
 	"schoolbell/deploy/local"
 	"schoolbell/school"
+	"schoolbell/school/quota/quotatest"
 	"schoolbell/scripts"
 )
 
@@ -41,26 +42,43 @@ func fill(t *testing.T, ctx context.Context, b *Budget, c redis.UniversalClient,
 	require.InDelta(t, 180, p.Resting.Seconds(), 10)
 }
 
+// TestOnACluster runs the rule's own suites on three nodes.
 func TestOnACluster(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cluster, err := local.StartCluster(ctx, 3)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
-	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs()})
-	b, keys := newBudget(t, c)
-	slots := map[int64]bool{}
-	for i := range 12 {
-		id := fmt.Sprintf("school-%d", i)
-		fill(t, ctx, b, c, keys, id)
-		slot, err := c.ClusterKeySlot(ctx, keys.Quota(id)).Result()
+	srv := startCluster(t)
+	fresh := func(tb testing.TB) quotatest.Subject { return srv.subject(tb) }
+	t.Run("cases", func(t *testing.T) { quotatest.RunCases(t, "../testdata/rule.json", fresh) })
+	t.Run("sentences", func(t *testing.T) { quotatest.RunSentences(t, fresh) })
+	t.Run("histories", func(t *testing.T) {
+		for seed := range uint64(2) {
+			h, err := quotatest.Happen(newSeeded(seed), srv.subject(t), quotatest.Plan{Terms: 40, Settings: true})
+			require.NoError(t, err, "seed %d", seed)
+			require.Empty(t, h.Wrong(), "seed %d", seed)
+		}
+	})
+	t.Run("the pure rule", func(t *testing.T) {
+		for seed := range uint64(3) {
+			l := srv.subject(t)
+			require.NoError(t, quotatest.Compare(newSeeded(seed), l, l.state, 150, forever), "seed %d", seed)
+		}
+	})
+	t.Run("under the real clock", func(t *testing.T) {
+		keys, err := scripts.NewKeys("real")
 		require.NoError(t, err)
-		slots[slot*3/16384] = true
-		require.NoError(t, b.Rebuild(ctx, id, "acq-1", 7, school.Ledger{Attempted: 5000, Filled: true, Rule: rule}, rule))
-		require.NoError(t, b.Forget(ctx, id))
-	}
-	require.Len(t, slots, 3, "every node had schools")
+		b, err := New(srv.client, keys, nil)
+		require.NoError(t, err)
+		nodes := map[int64]bool{}
+		for i := range 12 {
+			id := fmt.Sprintf("school-%d", i)
+			fill(t, t.Context(), b, srv.client, keys, id)
+			slot, err := srv.client.ClusterKeySlot(t.Context(), keys.Quota(id)).Result()
+			require.NoError(t, err)
+			nodes[slot*3/16384] = true
+			require.NoError(t, b.Rebuild(t.Context(), id, "acq-1", 7, school.Ledger{Attempted: 5000, Filled: true, Rule: rule}, rule))
+			require.NoError(t, b.Forget(t.Context(), id))
+		}
+		require.Len(t, nodes, 3, "every node had schools")
+	})
 }
 
 func TestBehindSentinel(t *testing.T) {
