@@ -235,3 +235,32 @@ func FuzzDecodeRecipientLine(f *testing.F) {
 		require.Equal(t, want.Ref, got.Ref)
 	})
 }
+
+// FuzzDecodeSchoolChange compares with encoding/json, as FuzzDecodeNotice does.
+func FuzzDecodeSchoolChange(f *testing.F) {
+	for _, s := range []string{`{}`, `{"limit":50,"rest_seconds":0.2,"name":"한빛초","sender":""}`, `{"limit":null}`, `{"rest_seconds":1e300}`, `{"limit":5}{}`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := decodeSchoolChange(data)
+		if err != nil {
+			if e := problem(err); e.Code != api.InvalidArgument {
+				t.Fatalf("refused as %s: %v", e.Code, err)
+			}
+			return
+		}
+		dec := json.NewDecoder(bytes.NewReader(data))
+		dec.DisallowUnknownFields()
+		var want api.SchoolChange
+		if err := dec.Decode(&want); err != nil || !json.Valid(data) {
+			t.Fatalf("taken, but encoding/json says %v", err)
+		}
+		require.Equal(t, want.Name, c.Name)
+		require.Equal(t, want.Sender, c.Sender)
+		require.Equal(t, want.Limit, c.Limit)
+		require.Equal(t, want.RestSeconds == nil, c.Rest == nil)
+		if c.Rest != nil {
+			require.InDelta(t, *want.RestSeconds, c.Rest.Seconds(), 1e-3)
+		}
+	})
+}

@@ -1,0 +1,94 @@
+package relay
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"schoolbell/sender"
+)
+
+// FuzzResults: whatever a relay answers, every message has one result, and it
+// is accepted only if the relay said so of it once, and nothing else.
+func FuzzResults(f *testing.F) {
+	for _, s := range []string{
+		`{"results":[{"id":"a","status":"ok"},{"id":"b","status":"error","code":"UNREGISTERED"}]}`,
+		`{"results":[{"id":"a","status":"ok"},{"id":"a","status":"ok"}]}`,
+		`{"results":[{"id":"a","status":"error","code":"QUOTA_EXCEEDED","retry_after_seconds":1e300},{"id":7},null]}`,
+		`{"results":[{"ID":"a","status":"ok","id":"b"}]}`, `{"results":null}`, `[]`, `{`,
+	} {
+		f.Add([]byte(s))
+	}
+	r, err := New(Config{Name: "r", URL: "http://127.0.0.1:1"}, nil)
+	require.NoError(f, err)
+	f.Cleanup(r.Close)
+	messages := []sender.Message{{ID: "a"}, {ID: "b"}, {ID: "c"}}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var said struct{ Results []map[string]any }
+		_ = json.Unmarshal(body, &said)
+		ok, mentioned := map[string]int{}, map[string]int{}
+		for _, one := range said.Results {
+			var id, status string
+			for k, v := range one { // names match in any case, as they do for encoding/json
+				s, _ := v.(string)
+				switch {
+				case strings.EqualFold(k, "id"):
+					id = s
+					mentioned[s]++
+				case strings.EqualFold(k, "status"):
+					status = s
+				}
+			}
+			if status == "ok" {
+				ok[id]++
+			}
+		}
+		results := r.results(messages, body)
+		require.Len(t, results, len(messages))
+		for i, got := range results {
+			require.Equal(t, messages[i].ID, got.ID)
+			require.LessOrEqual(t, got.RetryAfter, sender.MaxRetryAfter)
+			require.GreaterOrEqual(t, int64(got.RetryAfter), int64(0))
+			if got.Code != "" {
+				require.True(t, sender.ValidCode(got.Code), got.Code)
+			}
+			if got.Class != sender.Accepted {
+				continue
+			}
+			// A result may name its id twice in two spellings; encoding/json takes
+			// the last, the map has both.
+			if mentioned[got.ID] == 0 || len(ok) == 0 {
+				t.Fatalf("%s is accepted, and the relay said nothing of the kind: %s", got.ID, body)
+			}
+			if mentioned[got.ID] > 1 && ok[got.ID] > 1 {
+				t.Fatalf("%s is accepted twice: %s", got.ID, body)
+			}
+		}
+	})
+}
+
+// FuzzStatuses: an id that was not asked for gets no answer, and none is known
+// to have arrived unless the relay says so.
+func FuzzStatuses(f *testing.F) {
+	for _, s := range []string{
+		`{"results":[{"id":"a","status":"accepted"},{"id":"b","status":"not_accepted"},{"id":"z","status":"accepted"}]}`,
+		`{"results":[{"id":"a","status":"accepted"},{"id":"a","status":"accepted"}]}`, `{"results":[null]}`, `7`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		answers := map[string]sender.Status{"a": sender.StatusUnknown, "b": sender.StatusUnknown}
+		err := decodeStatuses(body, answers)
+		require.Len(t, answers, 2)
+		for id, status := range answers {
+			if status == sender.StatusUnknown {
+				continue
+			}
+			require.NoError(t, err, "an answer that cannot be read tells nothing")
+			require.True(t, json.Valid(body))
+			require.Contains(t, string(body), status.String(), id)
+		}
+	})
+}
