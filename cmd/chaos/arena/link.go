@@ -91,6 +91,8 @@ func (w *Way) Break(ctx context.Context, a *Arena, how string, hold time.Duratio
 		err = w.each((*local.Proxy).BlackHole)
 	case "reset":
 		err = w.each((*local.Proxy).Reset)
+	case "stall":
+		err = w.each((*local.Proxy).Stall)
 	case "swallow-reply":
 		_ = w.each(func(p *local.Proxy) error { p.SwallowReply(isWork, 2); return nil })
 	default:

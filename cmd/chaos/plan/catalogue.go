@@ -53,6 +53,7 @@ const (
 	BlackHole Way = "black-hole"
 	Reset     Way = "reset"
 	Swallow   Way = "swallow-reply"
+	Stall     Way = "stall"
 
 	FastStop      Way = "fast" // db-restart
 	ImmediateStop Way = "immediate"
@@ -90,8 +91,8 @@ func Catalogue() []Entry {
 		{RedisRestart, []Way{KeepData, LoseData}, "redis-server is killed and comes back, with its data or without", theRedis},
 		{RedisPause, []Way{ClientPause, StopServer}, "CLIENT PAUSE, or SIGSTOP of redis-server: connections stay, nobody answers", theRedis},
 		{RedisFailover, []Way{Crash}, "the master dies with writes that its replica never got; Sentinel promotes the replica", theRedis},
-		{PartitionRedis, []Way{BlackHole, Swallow, Delay, Reset}, "one replica's way to Redis alone delays, swallows everything, resets, or loses the answer to one command", aReplica},
-		{PartitionDB, []Way{BlackHole, Swallow, Delay, Reset}, "the same of one replica's way to PostgreSQL", aReplica},
+		{PartitionRedis, []Way{BlackHole, Swallow, Delay, Reset, Stall}, "one replica's way to Redis alone delays, swallows everything, resets, holds everything back and delivers it late, or loses the answers to two commands", aReplica},
+		{PartitionDB, []Way{BlackHole, Swallow, Delay, Reset, Stall}, "the same of one replica's way to PostgreSQL", aReplica},
 		{DBRestart, []Way{ImmediateStop, Terminate, FastStop}, "PostgreSQL shuts down (immediate or fast) and comes back, or ends every session (pg_terminate_backend)", theDatabase},
 		{Clock, []Way{RedisForth, ReplicaForth, RedisBack, ReplicaBack}, "the wall clock of one replica, or Redis's alone, steps an hour forth or back, and later the other way", theRedis},
 	}
@@ -140,6 +141,14 @@ func (e Entry) touches(w Way) part {
 	return e.part
 }
 
+// aftermath is how long a part is busy with a fault after it was mended.
+func aftermath(k Kind) time.Duration {
+	if k == RedisFailover {
+		return 5 * time.Second // until Sentinel has found out and the other is promoted
+	}
+	return time.Second
+}
+
 // holds is how long a fault of that kind lasts: at least, at most.
 func holds(k Kind, w Way, lease time.Duration) (least, most time.Duration) {
 	switch k {
@@ -156,6 +165,9 @@ func holds(k Kind, w Way, lease time.Duration) (least, most time.Duration) {
 	case PartitionRedis, PartitionDB:
 		if w == Swallow {
 			return 2 * time.Second, 4 * time.Second // until a request came by
+		}
+		if w == Stall {
+			return lease, 2 * lease // what is held back comes when another has the school
 		}
 		return 2 * time.Second, lease + 2*time.Second
 	case Clock:

@@ -37,12 +37,11 @@ func (f Fault) String() string {
 	return fmt.Sprintf("%s %s/%s rank %d school %d for %s", f.At, f.Kind, f.Way, f.Rank, f.School, f.Hold)
 }
 
-// The spacing of faults, and how long a part is left alone after one: long
-// enough to go on, short enough that one fault meets what the last one left.
+// The spacing of faults: wide enough that work goes on in between, narrow enough
+// that one fault meets what the last one left.
 const (
 	closest  = 1500 * time.Millisecond
 	farthest = 4 * time.Second
-	respite  = time.Second
 )
 
 // New plans the faults, in the order of their moments. The first comes when work
@@ -105,7 +104,7 @@ func (p *planner) place(at time.Duration) {
 		if way == DropLock || way == DropQuota {
 			f.School = p.rnd.IntN(max(1, p.cfg.Schools))
 		}
-		*busy = at + f.Hold + respite
+		*busy = at + f.Hold + aftermath(kind)
 		p.faults = append(p.faults, f)
 		p.bag = slices.Delete(p.bag, i, i+1)
 		p.ways[kind] = p.ways[kind][1:]
