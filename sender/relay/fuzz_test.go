@@ -74,7 +74,7 @@ func FuzzResults(f *testing.F) {
 func FuzzStatuses(f *testing.F) {
 	for _, s := range []string{
 		`{"results":[{"id":"a","status":"accepted"},{"id":"b","status":"not_accepted"},{"id":"z","status":"accepted"}]}`,
-		`{"results":[{"id":"a","status":"accepted"},{"id":"a","status":"accepted"}]}`, `{"results":[null]}`, `7`,
+		`{"results":[{"id":"a","status":"accepted"},{"id":"a","status":"accepted"}]}`, `{"results":[{"id":"a","status":"accepted"}]}`, `{"results":[{"id":"b","status":"not_accepted"}]}`, `{"results":[null]}`, `7`,
 	} {
 		f.Add([]byte(s))
 	}
