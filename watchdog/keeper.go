@@ -28,6 +28,9 @@ type Config struct {
 	// ReleaseWithin is how long giving a lock back is tried, at most the lease.
 	// Default 2 s.
 	ReleaseWithin time.Duration
+	// Now is the system's clock, with its monotonic reading; nil: time.Now. What
+	// its wall reading can do is end a lease early.
+	Now func() time.Time
 }
 
 // Keeper takes locks in the name of one replica. It is safe for concurrent use.
@@ -64,11 +67,14 @@ func New(cfg Config, owner string, backend Backend, log *slog.Logger, reg promet
 	if cfg.ReleaseWithin == 0 {
 		cfg.ReleaseWithin = 2 * time.Second
 	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
 	m, err := newMetrics(reg)
 	if err != nil {
 		return nil, fmt.Errorf("watchdog: register metrics: %w", err)
 	}
-	return &Keeper{cfg: cfg, owner: owner, backend: backend, log: log, metrics: m, now: systemNow}, nil
+	return &Keeper{cfg: cfg, owner: owner, backend: backend, log: log, metrics: m, now: systemClock(cfg.Now)}, nil
 }
 
 // Held returns how many locks this Keeper holds now.

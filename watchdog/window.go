@@ -57,9 +57,12 @@ type instant struct {
 	boot time.Duration // CLOCK_BOOTTIME; 0 where the system has none
 }
 
-func systemNow() instant {
-	now := time.Now()
-	return instant{at: now, wall: now.Round(0), boot: bootTime()}
+// systemClock reads the three clocks, two of them by system.
+func systemClock(system func() time.Time) func() instant {
+	return func() instant {
+		now := system()
+		return instant{at: now, wall: now.Round(0), boot: bootTime()}
+	}
 }
 
 // elapsed returns how long ago from was, by each clock; boot is 0 where unknown.

@@ -90,6 +90,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 			err = errors.Join(err, n.cleanup.run(n.log))
 		}
 	}()
+	now := wallClock()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
@@ -122,7 +123,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	if err != nil {
 		return nil, err
 	}
-	where, err := n.openStores(ctx, d.Embedded, reg)
+	where, err := n.openStores(ctx, d.Embedded, now, reg)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +140,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		return nil, err
 	}
 
-	n.keeper, err = watchdog.New(watchdog.Config{ProgressWithin: max(30*time.Second, 2*longestBatch(s))},
+	n.keeper, err = watchdog.New(watchdog.Config{ProgressWithin: max(30*time.Second, 2*longestBatch(s)), Now: now},
 		s.InstanceID, redislease.NewLocks(locks, keys), n.log, reg)
 	if err != nil {
 		return nil, err
@@ -205,7 +206,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		Notices: n.outbox, Schools: n.outbox, Database: n.outbox, Arbiter: budget, Waker: n.coord,
 		Cluster: cluster{self: s.InstanceID, roster: n.roster, coord: n.coord, conf: s}, Auth: auth,
 		Checks:     map[string]func(context.Context) error{"redis": health},
-		Registerer: reg, Gatherer: reg, Log: n.log,
+		Registerer: reg, Gatherer: reg, Log: n.log, Now: now,
 	})
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
@@ -30,7 +31,7 @@ var _ outbox = (*store.DB)(nil)
 // openStores opens the way to the database and says where Redis is: the servers
 // that the settings name, or what is embedded. What it opens is closed by the
 // node's cleanup.
-func (n *Node) openStores(ctx context.Context, embedded *Embedded, reg prometheus.Registerer) (*redis.UniversalOptions, error) {
+func (n *Node) openStores(ctx context.Context, embedded *Embedded, now func() time.Time, reg prometheus.Registerer) (*redis.UniversalOptions, error) {
 	if embedded != nil {
 		n.outbox = n.line.outbox(embedded.outbox)
 		where := embedded.redis.options()
@@ -42,7 +43,7 @@ func (n *Node) openStores(ctx context.Context, embedded *Embedded, reg prometheu
 		return nil, fmt.Errorf("redis.url: %w", err)
 	}
 	where.Dialer = n.line.dial(where)
-	db, err := store.Open(ctx, store.Config{URL: string(n.conf.DatabaseURL), MaxConns: n.conf.Database.MaxConns, Log: n.log, Registerer: reg})
+	db, err := store.Open(ctx, store.Config{URL: string(n.conf.DatabaseURL), MaxConns: n.conf.Database.MaxConns, Log: n.log, Registerer: reg, Now: now})
 	if err != nil {
 		return nil, err
 	}

@@ -123,7 +123,7 @@ func (db *DB) acceptWhole(ctx context.Context, n *school.Notice, args []any, row
 		data = sparse(data, r.data, i, len(rows))
 	}
 	for range idAttempts {
-		id, err := newID()
+		id, err := newID(db.cfg.Now())
 		if err != nil {
 			return school.Receipt{}, err
 		}
@@ -158,7 +158,7 @@ func (db *DB) acceptStream(ctx context.Context, n *school.Notice, args []any, he
 		defer rollback(ctx, tx)
 		var again bool
 		for range idAttempts {
-			if n.ID, err = newID(); err != nil {
+			if n.ID, err = newID(db.cfg.Now()); err != nil {
 				return err
 			}
 			var o opened
@@ -409,12 +409,12 @@ func (s *copySource) Err() error {
 }
 
 // newID makes a notice id from the time and a random number.
-func newID() (int64, error) {
+func newID(now time.Time) (int64, error) {
 	var b [4]byte
 	if _, err := rand.Read(b[:]); err != nil {
 		return 0, fmt.Errorf("notice id: %w", err)
 	}
-	return school.NewNoticeID(time.Now(), binary.BigEndian.Uint32(b[:])), nil
+	return school.NewNoticeID(now, binary.BigEndian.Uint32(b[:])), nil
 }
 
 func rollback(ctx context.Context, tx pgx.Tx) {

@@ -55,6 +55,8 @@ type Config struct {
 	Log        *slog.Logger          // nil: none
 	Registerer prometheus.Registerer // nil: metrics are not registered
 
+	Now func() time.Time // for the ids of notices, which show their age; nil: time.Now
+
 	onNotice    func(*pgconn.Notice) // what the server says beside its answers; tests read plans
 	listenProbe time.Duration        // silence after which a listening connection is asked for an answer; 20 s
 }
@@ -90,6 +92,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
 	}
 	return c, nil
 }

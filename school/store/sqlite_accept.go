@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"schoolbell/school"
 )
@@ -285,7 +286,7 @@ func (tx *sqliteTx) openNotice(n *school.Notice, args []any, total, duplicates i
 		due = max(due, n.ScheduledAt.UnixMicro())
 	}
 	for range idAttempts {
-		id, err := newID()
+		id, err := newID(time.UnixMicro(tx.now))
 		if err != nil {
 			return school.Receipt{}, err
 		}
