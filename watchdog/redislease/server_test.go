@@ -3,8 +3,10 @@ package redislease_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,15 +39,18 @@ func testKeys(t *testing.T) scripts.Keys {
 	return keys
 }
 
-// server is a real redis-server behind a proxy, with a client that looks past it.
+// server is a real redis-server behind a proxy, or a Cluster each of whose nodes
+// is behind one, with a client that looks past them.
 type server struct {
 	*redislease.Locks
-	t      *testing.T
-	redis  *local.Redis
-	proxy  *local.Proxy
-	client redis.UniversalClient // through the proxy, as in production
-	direct *redis.Client
-	keys   scripts.Keys
+	t       *testing.T
+	redis   *local.Redis   // nil with a Cluster
+	cluster *local.Cluster // nil without
+	proxies []*local.Proxy
+	proxy   *local.Proxy          // the first
+	client  redis.UniversalClient // through the proxies, as in production
+	direct  redis.UniversalClient
+	keys    scripts.Keys
 }
 
 var _ watchdogtest.Server = (*server)(nil)
@@ -53,15 +58,63 @@ var _ watchdogtest.Server = (*server)(nil)
 func startServer(t *testing.T, args ...string) *server {
 	t.Helper()
 	s := &server{t: t, keys: testKeys(t), redis: localtest.RedisWith(t, local.RedisConfig{Memory: true, Args: args})}
-	var err error
-	s.proxy, err = local.StartProxy(s.redis.Addr())
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.proxy.Close()) })
-	s.direct = redis.NewClient(&redis.Options{Addr: s.redis.Addr()})
-	t.Cleanup(func() { require.NoError(t, s.direct.Close()) })
-	s.client = s.connect("redis://" + s.proxy.Addr())
-	s.Locks = redislease.NewLocks(s.client, s.keys)
+	s.begin(s.redis.Addr())
 	return s
+}
+
+func startCluster(t *testing.T) *local.Cluster {
+	t.Helper()
+	c, err := local.StartCluster(t.Context(), 3)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+// onCluster is a test's own part of a Cluster that it shares with others: a prefix,
+// and a way there.
+func onCluster(t *testing.T, c *local.Cluster, prefix string) *server {
+	t.Helper()
+	keys, err := scripts.NewKeys(prefix)
+	require.NoError(t, err)
+	s := &server{t: t, keys: keys, cluster: c}
+	s.begin(c.Addrs()...)
+	return s
+}
+
+func (s *server) begin(addrs ...string) {
+	for _, addr := range addrs {
+		p, err := local.StartProxy(addr)
+		require.NoError(s.t, err)
+		s.t.Cleanup(func() { require.NoError(s.t, p.Close()) })
+		s.proxies = append(s.proxies, p)
+	}
+	s.proxy = s.proxies[0]
+	s.direct = redis.NewUniversalClient(&redis.UniversalOptions{Addrs: addrs, IsClusterMode: s.cluster != nil})
+	s.t.Cleanup(func() { require.NoError(s.t, s.direct.Close()) })
+	s.client = s.replica()
+	s.Locks = redislease.NewLocks(s.client, s.keys)
+}
+
+// replica returns a lock client through the proxies, as another replica has one.
+func (s *server) replica() redis.UniversalClient {
+	s.t.Helper()
+	if s.cluster == nil {
+		return s.connect("redis://" + s.proxy.Addr())
+	}
+	// The nodes tell their clients of one another, past the proxies.
+	through := map[string]string{}
+	for i, addr := range s.cluster.Addrs() {
+		through[addr] = s.proxies[i].Addr()
+	}
+	o, err := redislease.ParseURL("redis+cluster://" + s.cluster.Addrs()[0] + "?addr=" + s.cluster.Addrs()[1])
+	require.NoError(s.t, err)
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		d := net.Dialer{Timeout: time.Second}
+		return d.DialContext(ctx, network, through[addr])
+	}
+	client := redislease.NewClient(o)
+	s.t.Cleanup(func() { require.NoError(s.t, client.Close()) })
+	return client
 }
 
 // connect returns a lock client of its own, as another replica has.
@@ -72,6 +125,42 @@ func (s *server) connect(url string) redis.UniversalClient {
 	client := redislease.NewClient(o)
 	s.t.Cleanup(func() { require.NoError(s.t, client.Close()) })
 	return client
+}
+
+// each does something to every proxy.
+func (s *server) each(do func(p *local.Proxy) error) {
+	s.t.Helper()
+	for _, p := range s.proxies {
+		require.NoError(s.t, do(p))
+	}
+}
+
+func (s *server) closeConns() {
+	for _, p := range s.proxies {
+		p.CloseConns()
+	}
+}
+
+// loseRepliesTo makes the answer to the next request that contains the text vanish.
+func (s *server) loseRepliesTo(text string) {
+	for _, p := range s.proxies {
+		p.SwallowReply(local.RequestContains(text), 1)
+	}
+}
+
+func (s *server) swallowed() (n int) {
+	for _, p := range s.proxies {
+		n += p.Swallowed()
+	}
+	return n
+}
+
+// servers are what holds data.
+func (s *server) servers() []*local.Redis {
+	if s.cluster != nil {
+		return s.cluster.Nodes
+	}
+	return []*local.Redis{s.redis}
 }
 
 func (s *server) Lock(name string) (watchdogtest.Lock, bool) {
@@ -100,7 +189,19 @@ func (s *server) Steal(name, owner string, lease time.Duration) {
 	require.NoError(s.t, err)
 }
 
-func (s *server) Forget() { require.NoError(s.t, s.direct.FlushAll(context.Background()).Err()) }
+// Forget drops the keys of this test; others may be on the same servers.
+func (s *server) Forget() {
+	ctx := context.Background()
+	for _, r := range s.servers() {
+		node := redis.NewClient(&redis.Options{Addr: r.Addr()})
+		for keys := node.Scan(ctx, 0, "*", 1000).Iterator(); keys.Next(ctx); {
+			if key := keys.Val(); strings.HasPrefix(key, strings.TrimSuffix(s.keys.Wake(), "wake")) {
+				require.NoError(s.t, node.Del(ctx, key).Err())
+			}
+		}
+		require.NoError(s.t, node.Close())
+	}
+}
 
 func (s *server) LoseReply(op watchdogtest.Op, n int) {
 	s.t.Helper()
@@ -108,15 +209,21 @@ func (s *server) LoseReply(op watchdogtest.Op, n int) {
 		watchdogtest.Acquire: scripts.Acquire(), watchdogtest.Bind: scripts.Bind(),
 		watchdogtest.Extend: scripts.Extend(), watchdogtest.Release: scripts.Release(),
 	}[op]
-	// Known to the server beforehand, so that it is the script's answer that gets
-	// lost and not the one that the server does not know it.
-	require.NoError(s.t, s.direct.ScriptLoad(context.Background(), script.Source).Err())
-	s.proxy.SwallowReply(local.RequestContains(script.SHA), n)
+	// Known to the servers beforehand, so that it is the script's answer that gets
+	// lost and not the one that a server does not know it.
+	for _, r := range s.servers() {
+		node := redis.NewClient(&redis.Options{Addr: r.Addr()})
+		require.NoError(s.t, node.ScriptLoad(context.Background(), script.Source).Err())
+		require.NoError(s.t, node.Close())
+	}
+	for _, p := range s.proxies {
+		p.SwallowReply(local.RequestContains(script.SHA), n)
+	}
 }
 
-func (s *server) Cut() { require.NoError(s.t, s.proxy.BlackHole()) }
+func (s *server) Cut() { s.each((*local.Proxy).BlackHole) }
 
-func (s *server) Restore() { require.NoError(s.t, s.proxy.Pass()) }
+func (s *server) Restore() { s.each((*local.Proxy).Pass) }
 
 func TestRedisIsABackend(t *testing.T) {
 	watchdogtest.TestBackend(t, 3*time.Second, func(t *testing.T, test func(t *testing.T, s watchdogtest.Server)) {

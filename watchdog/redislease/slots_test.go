@@ -15,7 +15,10 @@ import (
 
 func TestSlotIsTakenOnceInTheCluster(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
+	slotIsTakenOnce(t, startServer(t))
+}
+
+func slotIsTakenOnce(t *testing.T, s *server) {
 	const slot = "2026-11-30T09:05:00+09:00"
 	var taken atomic.Int64
 	var racing sync.WaitGroup
@@ -49,7 +52,10 @@ func TestSlotIsTakenOnceInTheCluster(t *testing.T) {
 
 func TestSlotIsTheServersTimeRoundedToThePeriod(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
+	slotIsTheServersTime(t, startServer(t))
+}
+
+func slotIsTheServersTime(t *testing.T, s *server) {
 	one, two := redislease.NewSlots(s.client, s.keys, "one"), redislease.NewSlots(s.client, s.keys, "two")
 	taken, slot, err := one.Take(t.Context(), "digest", 24*time.Hour)
 	require.NoError(t, err)
@@ -80,26 +86,29 @@ func TestSlotIsTheServersTimeRoundedToThePeriod(t *testing.T) {
 
 func TestSlotTakenByACallWithoutAnAnswerIsOurs(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
+	slotTakenWithoutAnAnswer(t, startServer(t))
+}
+
+func slotTakenWithoutAnAnswer(t *testing.T, s *server) {
 	slots := redislease.NewSlots(s.client, s.keys, "one")
-	s.proxy.SwallowReply(local.RequestContains("schoolbell:job:sweep"), 1)
+	s.loseRepliesTo("schoolbell:job:sweep")
 	taken, err := slots.TakeAt(t.Context(), "sweep", "s1", time.Hour)
 	require.NoError(t, err)
 	require.True(t, taken, "the job would have run nowhere")
-	require.Equal(t, 1, s.proxy.Swallowed())
+	require.Equal(t, 1, s.swallowed())
 
 	taken, err = slots.TakeAt(t.Context(), "sweep", "s1", time.Hour)
 	require.NoError(t, err)
 	require.False(t, taken)
 
 	other := redislease.NewSlots(s.client, s.keys, "two")
-	s.proxy.SwallowReply(local.RequestContains("schoolbell:job:sweep"), 1)
+	s.loseRepliesTo("schoolbell:job:sweep")
 	taken, err = other.TakeAt(t.Context(), "sweep", "s1", time.Hour)
 	require.NoError(t, err)
 	require.False(t, taken, "another's slot is not ours because an answer got lost")
 
-	require.NoError(t, s.proxy.Refuse())
-	s.proxy.CloseConns()
+	s.each((*local.Proxy).Refuse)
+	s.closeConns()
 	_, err = slots.TakeAt(t.Context(), "sweep", "s2", time.Hour)
 	require.Error(t, err, "unknown is not taken")
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,114 +16,105 @@ import (
 	"schoolbell/watchdog/watchdogtest"
 )
 
-func startCluster(t *testing.T) (*local.Cluster, redis.UniversalClient) {
-	t.Helper()
-	c, err := local.StartCluster(t.Context(), 3)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	o, err := redislease.ParseURL("redis+cluster://" + c.Addrs()[0] + "?addr=" + c.Addrs()[1])
-	require.NoError(t, err)
-	client := redislease.NewClient(o)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	return c, client
+// TestClusterIsABackend runs the suite of the locks on three nodes.
+func TestClusterIsABackend(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t)
+	n := 0
+	watchdogtest.TestBackend(t, 3*time.Second, func(t *testing.T, test func(t *testing.T, s watchdogtest.Server)) {
+		n++
+		prefix := fmt.Sprint("backend-", n)
+		t.Parallel()
+		test(t, onCluster(t, c, prefix))
+	})
+}
+
+func TestClusterIsARegistry(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t)
+	n := 0
+	watchdogtest.TestRegistry(t, 300*time.Millisecond, func(t *testing.T, test func(t *testing.T, r watchdog.Registry, forget func())) {
+		n++
+		prefix := fmt.Sprint("registry-", n)
+		t.Parallel()
+		s := onCluster(t, c, prefix)
+		test(t, redislease.NewRegistry(s.client, s.keys), s.Forget)
+	})
 }
 
 func TestCluster(t *testing.T) {
 	t.Parallel()
-	c, client := startCluster(t)
-	keys := testKeys(t)
-
+	c := startCluster(t)
+	s := onCluster(t, c, "schoolbell")
 	t.Run("locks on every node", func(t *testing.T) {
-		locks := redislease.NewLocks(client, keys)
-		k, err := watchdog.New(watchdog.Config{}, "one", locks, slog.New(slog.DiscardHandler), nil)
+		k, err := watchdog.New(watchdog.Config{}, "one", s.Locks, slog.New(slog.DiscardHandler), nil)
 		require.NoError(t, err)
+		nodes := map[*local.Redis]bool{}
 		for i := range 30 {
 			name := fmt.Sprint("school-", i)
 			require.NoError(t, k.Hold(t.Context(), name, etc, func(ctx context.Context, l *watchdog.Lease) error {
 				require.NoError(t, l.Bind(ctx, 1))
-				return locks.Extend(ctx, name, l.Acquisition(), time.Minute, 1)
+				return s.Extend(ctx, name, l.Acquisition(), time.Minute, 1)
 			}))
+			slot, err := c.Slot(t.Context(), s.keys.Lock(name))
+			require.NoError(t, err)
+			owner, err := c.Owner(t.Context(), slot)
+			require.NoError(t, err)
+			nodes[owner] = true
 		}
+		require.Len(t, nodes, 3)
 		for _, node := range c.Nodes {
-			direct := redis.NewClient(&redis.Options{Addr: node.Addr()})
-			require.Zero(t, direct.DBSize(t.Context()).Val())
-			require.NoError(t, direct.Close())
+			size, err := node.Do(t.Context(), "DBSIZE")
+			require.NoError(t, err)
+			require.Equal(t, ":0", size)
 		}
 	})
-	t.Run("a lock moves with its slot while it is held", func(t *testing.T) { holdThroughMigration(t, c, client) })
-	t.Run("slots and wakes", func(t *testing.T) {
-		taken, _, err := redislease.NewSlots(client, keys, "one").Take(t.Context(), "sweep", time.Hour)
-		require.NoError(t, err)
-		require.True(t, taken)
-		s := &server{t: t, keys: keys}
-		l := s.listen(t, client)
-		receive(t, "listens", l.ready)
-		require.NoError(t, redislease.NewWakes(client, keys, slog.New(slog.DiscardHandler)).Wake(t.Context(), "A"))
-		require.Equal(t, "A", receive(t, "a wake", l.wakes))
-	})
-	t.Run("registry", func(t *testing.T) {
-		watchdogtest.TestRegistry(t, 300*time.Millisecond, func(t *testing.T, test func(t *testing.T, r watchdog.Registry, forget func())) {
-			forget := func() {
-				for _, node := range c.Nodes {
-					direct := redis.NewClient(&redis.Options{Addr: node.Addr()})
-					require.NoError(t, direct.FlushAll(context.Background()).Err())
-					require.NoError(t, direct.Close())
-				}
-			}
-			forget()
-			test(t, redislease.NewRegistry(client, keys), forget)
-		})
-	})
+	t.Run("a lock moves with its slot while it is held", func(t *testing.T) { holdThroughMigration(t, s) })
+	for _, test := range []struct {
+		name string
+		run  func(t *testing.T, s *server)
+	}{
+		{"a slot is taken once", slotIsTakenOnce},
+		{"a slot is the server's time", slotIsTheServersTime},
+		{"a slot taken without an answer", slotTakenWithoutAnAnswer},
+		{"a wake reaches every replica", wakeReachesEveryReplica},
+		{"a subscriber comes back", subscriberComesBack},
+		{"a wake fails while the cluster is away", wakeFailsWhileAway},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, onCluster(t, c, "schoolbell")) })
+	}
 }
 
 // holdThroughMigration moves the slot of a held lock from its node to another,
 // step by step, and uses the lock at each.
-func holdThroughMigration(t *testing.T, c *local.Cluster, client redis.UniversalClient) {
-	ctx, keys := t.Context(), testKeys(t)
-	nodes := map[string]*redis.Client{} // by node id
-	slot, err := client.ClusterKeySlot(ctx, keys.Lock("A")).Result()
+func holdThroughMigration(t *testing.T, s *server) {
+	ctx, key := t.Context(), s.keys.Lock("A")
+	slot, err := s.cluster.Slot(ctx, key)
 	require.NoError(t, err)
-	var source, target string
-	for _, n := range c.Nodes {
-		direct := redis.NewClient(&redis.Options{Addr: n.Addr()})
-		t.Cleanup(func() { require.NoError(t, direct.Close()) })
-		id, err := direct.Do(ctx, "cluster", "myid").Text()
-		require.NoError(t, err)
-		nodes[id] = direct
-		if err := direct.Get(ctx, "{A}").Err(); err == nil || err == redis.Nil {
-			source = id // the only one that does not send us on
-		} else {
-			target = id
-		}
+	source, err := s.cluster.Owner(ctx, slot)
+	require.NoError(t, err)
+	target := s.cluster.Nodes[0]
+	if target == source {
+		target = s.cluster.Nodes[1]
 	}
-	require.NotEmpty(t, source)
-	setSlot := func(on string, args ...any) {
-		require.NoError(t, nodes[on].Do(ctx, append([]any{"cluster", "setslot", slot}, args...)...).Err())
-	}
-	locks := redislease.NewLocks(client, keys)
 	request := watchdog.Request{Name: "A", Owner: "one", Acquisition: "a", Lease: time.Minute, ETC: etc, Patience: time.Second}
-	require.NoError(t, locks.Acquire(ctx, request))
+	require.NoError(t, s.Acquire(ctx, request))
 
-	setSlot(target, "importing", source)
-	setSlot(source, "migrating", target)
-	require.NoError(t, locks.Extend(ctx, "A", "a", time.Minute, 1), "the lock is still at its old node")
-
-	_, port, _ := strings.Cut(nodes[target].Options().Addr, ":")
-	require.NoError(t, nodes[source].Migrate(ctx, "127.0.0.1", port, keys.Lock("A"), 0, 5*time.Second).Err())
-	require.NoError(t, locks.Extend(ctx, "A", "a", time.Minute, 2), "the lock is at its new node, the slot is not")
-	require.NoError(t, locks.Bind(ctx, "A", "a", 5))
-	require.NoError(t, locks.Release(ctx, "A", "a"))
+	move, err := s.cluster.Move(ctx, slot, target)
+	require.NoError(t, err)
+	require.NoError(t, s.Extend(ctx, "A", "a", time.Minute, 1), "the lock is still at its old node")
+	require.NoError(t, move.Key(ctx, key))
+	require.NoError(t, s.Extend(ctx, "A", "a", time.Minute, 2), "the lock is at its new node, the slot is not")
+	require.NoError(t, s.Bind(ctx, "A", "a", 5))
+	require.NoError(t, s.Release(ctx, "A", "a"))
 	request.Acquisition = "b"
-	require.NoError(t, locks.Acquire(ctx, request), "a lock that is nowhere is made at the new node")
-
-	setSlot(target, "node", target)
-	setSlot(source, "node", target)
-	require.NoError(t, locks.Extend(ctx, "A", "b", time.Minute, 1), "the slot is at its new node")
-	require.Equal(t, "b", nodes[target].HGet(ctx, keys.Lock("A"), "acq").Val())
-	require.NoError(t, locks.Release(ctx, "A", "b"))
-	for id := range nodes {
-		setSlot(id, "node", target) // all of them know
-	}
+	require.NoError(t, s.Acquire(ctx, request), "a lock that is nowhere is made at the new node")
+	require.NoError(t, move.Finish(ctx))
+	require.NoError(t, s.Extend(ctx, "A", "b", time.Minute, 1), "the slot is at its new node")
+	acquisition, err := target.Do(ctx, "HGET "+key+" acq")
+	require.NoError(t, err)
+	require.Equal(t, "b", acquisition)
+	require.NoError(t, s.Release(ctx, "A", "b"))
 }
 
 func TestHoldGoesOnThroughAFailover(t *testing.T) {

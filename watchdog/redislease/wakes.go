@@ -37,7 +37,7 @@ func NewWakes(client redis.UniversalClient, keys scripts.Keys, log *slog.Logger)
 }
 
 // Wake tells the replicas that listen, this one included, that these schools have
-// work. An error means that some may not have heard of it.
+// work, in no particular order. An error means that some may not have heard of it.
 func (w *Wakes) Wake(ctx context.Context, schools ...string) error {
 	for len(schools) > 0 {
 		n := min(len(schools), wakePart)
