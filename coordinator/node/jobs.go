@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
+	"github.com/jonboulle/clockwork"
 	"github.com/redis/go-redis/v9"
 	"github.com/robfig/cron/v3"
 
-	"schoolbell/coordinator"
 	"schoolbell/coordinator/node/settings"
 	"schoolbell/watchdog/redislease"
 )
@@ -24,11 +24,42 @@ const (
 
 const sweepTimeout = 4 * time.Minute
 
+// slotLook is how often a replica asks whether a slot of a cluster-wide job has
+// come, and so how late a job begins at most.
+const slotLook = 15 * time.Second
+
+// steadyClock is what gocron goes by: the clock at the start, and from there on
+// the monotonic one. gocron sets a timer for a time of day; on a clock that is
+// set back by an hour nothing would run for that hour, the dispatch tick
+// included.
+type steadyClock struct {
+	clockwork.Clock
+	wall, began time.Time // one moment: by the wall clock, and to count from
+}
+
+func newSteadyClock(now func() time.Time) steadyClock {
+	return steadyClock{Clock: clockwork.NewRealClock(), wall: now(), began: time.Now()}
+}
+
+// Now differs from the wall clock by what that was set by since the start: no
+// schedule here names a time of day by it.
+func (c steadyClock) Now() time.Time { return c.wall.Add(time.Since(c.began)) }
+
+// ticker is what the schedules call.
+type ticker interface {
+	Tick(ctx context.Context) error
+	Sweep(ctx context.Context) error
+}
+
 // jobs builds the schedules of one replica. The dispatch tick runs in every
-// replica; the recovery sweep once per slot in the whole cluster (R16).
-func jobs(ctx context.Context, s settings.Settings, c *coordinator.Coordinator, locker gocron.Locker, log *slog.Logger) (gocron.Scheduler, error) {
+// replica; the recovery sweep once per slot in the whole cluster (R16). When a
+// slot comes is for the locker to say, which has Redis's clock: this one only
+// asks.
+func jobs(ctx context.Context, s settings.Settings, c ticker, locker gocron.Locker, now func() time.Time, log *slog.Logger) (gocron.Scheduler, error) {
 	log = log.With("component", "jobs")
+	clock := newSteadyClock(now)
 	sched, err := gocron.NewScheduler(
+		gocron.WithClock(clock),
 		gocron.WithLocation(s.Location()),
 		gocron.WithDistributedLocker(locker),
 		gocron.WithStopTimeout(s.StopTimeout),
@@ -48,14 +79,14 @@ func jobs(ctx context.Context, s settings.Settings, c *coordinator.Coordinator, 
 	_, err = sched.NewJob(gocron.DurationJob(s.Dispatch.Tick), run(jobTick, max(s.Dispatch.Tick, 10*time.Second), c.Tick),
 		gocron.WithName(jobTick), gocron.WithDisabledDistributedJobLocker(true),
 		gocron.WithSingletonMode(gocron.LimitModeReschedule),
-		gocron.WithStartAt(gocron.WithStartDateTime(time.Now().Add(s.Dispatch.FirstTick))))
+		gocron.WithStartAt(gocron.WithStartDateTime(clock.Now().Add(s.Dispatch.FirstTick))))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("schedule the dispatch tick: %w", err), sched.Shutdown())
 	}
-	_, err = sched.NewJob(gocron.CronJob(s.Sweep.Cron, false), run(jobSweep, sweepTimeout, c.Sweep),
+	_, err = sched.NewJob(gocron.DurationJob(slotLook), run(jobSweep, sweepTimeout, c.Sweep),
 		gocron.WithName(jobSweep), gocron.WithSingletonMode(gocron.LimitModeReschedule))
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("schedule the recovery sweep %q: %w", s.Sweep.Cron, err), sched.Shutdown())
+		return nil, errors.Join(fmt.Errorf("schedule the recovery sweep: %w", err), sched.Shutdown())
 	}
 	return sched, nil
 }
@@ -69,11 +100,16 @@ type slotLocker struct {
 	crons  map[string]cron.Schedule
 }
 
-var errSlotTaken = errors.New("slot is taken by another replica")
+var (
+	errSlotTaken = errors.New("slot is taken by another replica")
+	errNoSlot    = errors.New("no slot has come")
+)
 
-// slotSkew is how far apart a replica's clock and Redis's may be for both to
-// mean the same slot. A cron of five fields has a minute at least.
-const slotSkew = 30 * time.Second
+// slotLate is how long after its time a slot is still taken, by the first
+// replica that comes to it: through a short absence of Redis, and no longer, since
+// the next slot does what this one left. A cron of five fields has a minute at
+// least, so a slot that is remembered for two periods is remembered long enough.
+const slotLate = time.Minute
 
 func newSlotLocker(s settings.Settings, client redis.UniversalClient, slots *redislease.Slots) (*slotLocker, error) {
 	sweep, err := cron.ParseStandard("CRON_TZ=" + s.Timezone + " " + s.Sweep.Cron)
@@ -93,7 +129,10 @@ func (l *slotLocker) Lock(ctx context.Context, job string) (gocron.Lock, error) 
 	if err != nil {
 		return nil, fmt.Errorf("take slot of job %s: read the server's time: %w", job, err)
 	}
-	slot := schedule.Next(now.Add(-slotSkew))
+	slot, ok := slotAt(schedule, now)
+	if !ok {
+		return nil, errNoSlot
+	}
 	period := schedule.Next(slot).Sub(slot)
 	taken, err := l.slots.TakeAt(ctx, job, slot.UTC().Format(time.RFC3339), 2*period)
 	if err != nil {
@@ -103,6 +142,15 @@ func (l *slotLocker) Lock(ctx context.Context, job string) (gocron.Lock, error) 
 		return nil, errSlotTaken
 	}
 	return keptSlot{}, nil
+}
+
+// slotAt is the latest slot of the schedule that has come by now, and is not
+// older than slotLate.
+func slotAt(schedule cron.Schedule, now time.Time) (slot time.Time, ok bool) {
+	for next := schedule.Next(now.Add(-slotLate)); !next.After(now); next = schedule.Next(next) {
+		slot, ok = next, true
+	}
+	return slot, ok
 }
 
 // keptSlot is never unlocked.

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -41,7 +43,12 @@ func lockers(t *testing.T, change func(*settings.Settings)) ([]*slotLocker, *red
 // one runs the job of a cron slot, and the slot is named by its time (R16).
 func TestASlotIsTakenOnce(t *testing.T) {
 	t.Parallel()
-	all, look := lockers(t, func(s *settings.Settings) { s.Sweep.Cron, s.Timezone = "30 4 * * *", "Asia/Seoul" })
+	all, look := lockers(t, func(*settings.Settings) {})
+	now, err := look.Time(t.Context()).Result()
+	require.NoError(t, err)
+	for _, l := range all {
+		l.crons[jobSweep] = daily(now.Truncate(time.Second))
+	}
 	var taken atomic.Int32
 	for range 3 { // the first round takes it; unlocking gives nothing back
 		var wg sync.WaitGroup
@@ -69,13 +76,24 @@ func TestASlotIsTakenOnce(t *testing.T) {
 	var slot time.Time
 	_, err = fmt.Sscanf(keys[0], "schoolbell:job:sweep:%s", (*stamp)(&slot))
 	require.NoError(t, err)
-	require.Equal(t, "04:30", slot.In(time.FixedZone("", 9*60*60)).Format("15:04"), "half past four in Seoul")
+	require.Equal(t, now.Unix(), slot.Unix())
 	ttl, err := look.TTL(t.Context(), keys[0]).Result()
 	require.NoError(t, err)
 	require.InDelta(t, 48*time.Hour, ttl, float64(time.Minute), "it is remembered for two periods")
 
 	_, err = all[0].Lock(t.Context(), "unknown")
 	require.ErrorContains(t, err, "unknown")
+}
+
+// daily has a slot a day, the first at its time.
+type daily time.Time
+
+func (d daily) Next(t time.Time) time.Time {
+	slot := time.Time(d)
+	for !slot.After(t) {
+		slot = slot.AddDate(0, 0, 1)
+	}
+	return slot
 }
 
 // stamp reads a time from a key.
@@ -89,6 +107,63 @@ func (s *stamp) Scan(state fmt.ScanState, _ rune) error {
 	at, err := time.Parse(time.RFC3339, string(word))
 	*s = stamp(at)
 	return err
+}
+
+// TestASlotComesByTheServersClock: what a replica believes of the time of day
+// plays no part in when a job is due.
+func TestASlotComesByTheServersClock(t *testing.T) {
+	t.Parallel()
+	seoul := time.FixedZone("KST", 9*60*60)
+	schedule, err := cron.ParseStandard("CRON_TZ=Asia/Seoul */5 9-21 * * MON-FRI")
+	require.NoError(t, err)
+	at := func(clock string) time.Time {
+		moment, err := time.ParseInLocation("2006-01-02 15:04:05", "2026-03-02 "+clock, seoul) // a Monday
+		require.NoError(t, err)
+		return moment.UTC()
+	}
+	for _, c := range []struct{ now, slot string }{
+		{"08:59:59", ""}, {"09:00:00", "09:00:00"}, {"09:00:16", "09:00:00"}, {"09:01:00", ""}, {"09:04:59", ""},
+		{"09:05:00", "09:05:00"}, {"21:55:10", "21:55:00"}, {"22:00:00", ""},
+	} {
+		slot, ok := slotAt(schedule, at(c.now))
+		require.Equal(t, c.slot != "", ok, c.now)
+		if ok {
+			require.True(t, slot.Equal(at(c.slot)), "%s: %s", c.now, slot)
+		}
+	}
+	require.LessOrEqual(t, 2*slotLook, slotLate, "no replica looks past a slot")
+}
+
+// idleLocker has no slot for anybody.
+type idleLocker struct{}
+
+func (idleLocker) Lock(context.Context, string) (gocron.Lock, error) { return nil, errNoSlot }
+
+// counted are schedules that count.
+type counted struct{ ticks, sweeps atomic.Int64 }
+
+func (c *counted) Tick(context.Context) error  { c.ticks.Add(1); return nil }
+func (c *counted) Sweep(context.Context) error { c.sweeps.Add(1); return nil }
+
+// TestNoStepOfTheClockStopsTheTick: gocron by the wall clock would run nothing
+// for an hour on a clock that was set back by one.
+func TestNoStepOfTheClockStopsTheTick(t *testing.T) {
+	t.Parallel()
+	var off atomic.Int64
+	now := func() time.Time { return time.Now().Round(0).Add(time.Duration(off.Load())) }
+	s := settings.Default()
+	s.Dispatch.FirstTick, s.Dispatch.Tick = 10*time.Millisecond, 10*time.Millisecond
+	c := new(counted)
+	sched, err := jobs(t.Context(), s, c, idleLocker{}, now, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	sched.Start()
+	for _, step := range []time.Duration{0, -time.Hour, time.Hour, 0} {
+		off.Store(int64(step))
+		seen := c.ticks.Load()
+		eventually(t, "the tick goes on", func() bool { return c.ticks.Load() >= seen+5 })
+	}
+	require.NoError(t, sched.Shutdown())
+	require.Zero(t, c.sweeps.Load(), "and nothing runs without a slot")
 }
 
 // TestThreeSchedulersRunAJobOnce lets gocron itself do it: three schedulers whose

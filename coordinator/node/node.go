@@ -188,7 +188,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	if err != nil {
 		return nil, err
 	}
-	n.jobs = func(ctx context.Context) (gocron.Scheduler, error) { return jobs(ctx, s, n.coord, locker, n.log) }
+	n.jobs = func(ctx context.Context) (gocron.Scheduler, error) { return jobs(ctx, s, n.coord, locker, now, n.log) }
 	n.gauges = newGauges(reg, n.outbox, budget, n.log)
 
 	names := make([]string, 0, len(s.Senders))
