@@ -18,7 +18,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 SEEDS ?= 1 2 3 4 5
 FOR ?= 3m
 
-.PHONY: build test acceptance chaos test-deps vet lint fmt clean
+.PHONY: build test acceptance chaos model test-deps vet lint fmt clean
 
 ## build: the program, in ./bin
 build:
@@ -37,6 +37,10 @@ chaos: test-deps
 	go build -o bin/chaos ./cmd/chaos
 	failed=; for seed in $(SEEDS); do bin/chaos --seed $$seed --for $(FOR) --faults all || failed="$$failed $$seed"; done; \
 	[ -z "$$failed" ] || { echo "broken with seed$$failed"; exit 1; }
+
+## model: every state of a school's turn within the whole bounds, half a minute
+model:
+	go test -count=1 -v -run TestProtocol ./coordinator/model -args -full
 
 test-deps:
 	./deploy/install-test-deps.sh

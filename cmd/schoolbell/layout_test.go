@@ -91,10 +91,12 @@ var rules = []rule{
 	{is("coordinator"), only("school", "sender"), "the scheduler reaches store, quota and lock through interfaces of its own, so that it holds no mechanism"},
 	{under("school", "watchdog", "sender"), func(p, i string) bool { return ancestor(p, i) || i == "scripts" },
 		"an adapter knows the leaf whose types it returns and never its consumer or its neighbour"},
+	{is("coordinator/model"), only("school", "school/quota"),
+		"the model of a turn is the protocol written down a second time: what it imported of the first it could not find wrong, but for the rule's arithmetic, which is the one part taken as it is"},
 	{is("coordinator/web"), only("coordinator/api", "school"), "the HTTP API reaches the store through interfaces of its own and speaks in the types of coordinator/api"},
 	{is("coordinator/node/settings"), only("watchdog"), "what a replica is told is read without anything of what it does, but for the arithmetic of a lease"},
 	{is("coordinator/node"), func(_, i string) bool {
-		return !under("cmd", "deploy", "coordinator/node")(i) && i != "school/outbox" || i == "coordinator/node/settings"
+		return !under("cmd", "deploy", "coordinator/node")(i) && !is("school/outbox", "coordinator/model")(i) || i == "coordinator/node/settings"
 	},
 		"the composition root joins the parts of a replica; commands and test servers are none"},
 	{is("coordinator/node/demo"), only("coordinator", "coordinator/api", "coordinator/node", "coordinator/node/settings", "sender/simulator", "sender/simulator/verdict"),
@@ -310,11 +312,12 @@ func topEntries(t *testing.T, root string) []string {
 func TestLayoutRefuses(t *testing.T) {
 	t.Parallel()
 	sound := func() tree {
-		names := append(slices.Clone(leaves), "coordinator", "coordinator/web", "coordinator/node", "coordinator/node/settings", "coordinator/node/demo", "coordinator/node/nodetest",
+		names := append(slices.Clone(leaves), "coordinator", "coordinator/model", "coordinator/web", "coordinator/node", "coordinator/node/settings", "coordinator/node/demo", "coordinator/node/nodetest",
 			"school/quota", "school/quota/redisquota", "school/quota/quotatest", "school/store", "watchdog/redislease", "watchdog/watchdogtest",
 			"sender/relay", "sender/fcm", "sender/simulator", "deploy/local", "deploy/local/localtest", "sender/simulator/verdict", "cmd/schoolbell", "cmd/chaos", "cmd/chaos/storm", "cmd/chaos/plan")
 		imports := map[string]string{
 			"coordinator":               "school sender",
+			"coordinator/model":         "school school/quota",
 			"coordinator/web":           "coordinator/api school",
 			"coordinator/node":          "coordinator coordinator/web coordinator/api school/store school/quota/redisquota watchdog watchdog/redislease sender/relay coordinator/node/settings",
 			"coordinator/node/demo":     "coordinator/node coordinator/node/settings coordinator/api sender/simulator",
@@ -385,6 +388,8 @@ func TestLayoutRefuses(t *testing.T) {
 		edge("coordinator", "school/store", "interfaces of its own"),
 		edge("coordinator", "watchdog", "interfaces of its own"),
 		edge("coordinator", "coordinator/api", "interfaces of its own"),
+		edge("coordinator/model", "coordinator", "a second time"),
+		edge("coordinator/node", "coordinator/model", "composition root"),
 		edge("coordinator/web", "school/store", "interfaces of its own"),
 		edge("coordinator/web", "coordinator", "interfaces of its own"),
 		edge("coordinator/node/settings", "sender/relay", "what a replica is told"),
