@@ -329,6 +329,9 @@ func (t *turn) content(n *school.Notice) *sender.Content {
 		return c
 	}
 	c := &sender.Content{Title: n.Content.Title, Body: n.Content.Body, Image: n.Content.Image, Link: n.Content.Link, Data: n.Content.Data, ExpiresAt: n.ExpiresAt}
+	if !n.ExpiresAt.IsZero() {
+		c.ExpiresBy = t.looked.Add(n.ExpiresIn)
+	}
 	switch n.Priority {
 	case school.Urgent:
 		c.Priority = sender.Urgent

@@ -366,7 +366,7 @@ func TestMessagesCarryWhatTheReceiverNeeds(t *testing.T) {
 		r := w.start("r1")
 		w.outbox.accept("A", 3, func(n *school.Notice) {
 			n.Priority = school.Urgent
-			n.ExpiresAt = time.Now().Add(time.Hour)
+			n.ExpiresAt, n.ExpiresIn = time.Now().Add(9*time.Hour), time.Hour // clocks that disagree
 			n.Content.Data = map[string]string{"k": "v"}
 			n.TraceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 		})
@@ -378,7 +378,8 @@ func TestMessagesCarryWhatTheReceiverNeeds(t *testing.T) {
 		require.Equal(w, sender.Message{ID: "1.2", Notice: "1", Token: secretToken, Content: ms[0].Content, Attempt: 1}, ms[1])
 		require.Equal(w, sender.Urgent, ms[0].Content.Priority)
 		require.Equal(w, map[string]string{"k": "v"}, ms[0].Content.Data)
-		require.False(w, ms[0].Content.ExpiresAt.IsZero())
+		require.WithinDuration(w, time.Now().Add(8*time.Hour), ms[0].Content.ExpiresAt, 2*time.Hour)
+		require.WithinDuration(w, time.Now().Add(time.Hour), ms[0].Content.ExpiresBy, 2*time.Second, "the store's clock says how long")
 		started := w.log.events("batch_started")
 		require.Equal(w, "0af7651916cd43dd8448eb211c80319c", started[0]["trace_id"])
 		require.EqualValues(w, 0, started[0]["attempted_in_cycle"])

@@ -41,7 +41,10 @@ type Notice struct {
 	ExpiresAt   time.Time // zero: never
 	TraceParent string    // W3C trace context of the request that made it; empty without one
 
-	DueFor time.Duration // in a page: for how long it has been due when the page was read
+	// In a page, by the database's clock when the page was read. Durations, since
+	// no clock but that one is to be compared with its times.
+	DueFor    time.Duration // for how long it has been due
+	ExpiresIn time.Duration // until ExpiresAt
 
 	IdempotencyKey string // empty: none (R27)
 	RequestHash    []byte // SHA-256 of the request; compared when the key comes again

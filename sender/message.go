@@ -31,6 +31,7 @@ type Content struct {
 
 	Priority  Priority
 	ExpiresAt time.Time // zero: never; a receiver that can, drops the message then
+	ExpiresBy time.Time // the same moment by this process's monotonic clock, for receivers that want to know how long
 }
 
 // WithData returns c with own merged over its data; own wins where both have a

@@ -137,12 +137,13 @@ func ClampRetryAfter(d time.Duration) time.Duration {
 	return min(max(d, 0), MaxRetryAfter)
 }
 
-// ParseRetryAfter reads a Retry-After header: seconds or an HTTP date, the
-// latter counted from now. ok is false where the header is missing or means
-// nothing, which is as if it had not been sent. The wait is clamped; a date
-// that has passed is a wait of 0.
-func ParseRetryAfter(header string, now time.Time) (wait time.Duration, ok bool) {
-	header = strings.TrimSpace(header)
+// ParseRetryAfter reads the header Retry-After of an answer: seconds or an HTTP
+// date, the latter counted from the answer's own Date, since the receiver's clock
+// need not be ours. ok is false where the header is missing or means nothing,
+// which is as if it had not been sent. The wait is clamped; a date that has
+// passed, or that cannot be compared because there is no Date, is a wait of 0.
+func ParseRetryAfter(h http.Header) (wait time.Duration, ok bool) {
+	header := strings.TrimSpace(h.Get("Retry-After"))
 	if header == "" {
 		return 0, false
 	}
@@ -156,6 +157,10 @@ func ParseRetryAfter(header string, now time.Time) (wait time.Duration, ok bool)
 	at, err := http.ParseTime(header)
 	if err != nil {
 		return 0, false
+	}
+	now, err := http.ParseTime(h.Get("Date"))
+	if err != nil {
+		return 0, true
 	}
 	return ClampRetryAfter(at.Sub(now)), true
 }

@@ -58,17 +58,20 @@ func TestParseRetryAfter(t *testing.T) {
 		{now.Add(-time.Minute).Format(http.TimeFormat), 0, true},
 		{now.Add(48 * time.Hour).Format(http.TimeFormat), time.Hour, true},
 	} {
-		got, ok := ParseRetryAfter(c.header, now)
+		got, ok := ParseRetryAfter(http.Header{"Retry-After": {c.header}, "Date": {now.Format(http.TimeFormat)}})
 		require.Equal(t, c.ok, ok, "%q", c.header)
 		require.Equal(t, c.want, got, "%q", c.header)
 	}
+	got, ok := ParseRetryAfter(http.Header{"Retry-After": {now.Add(time.Hour).Format(http.TimeFormat)}})
+	require.True(t, ok, "it was said")
+	require.Zero(t, got, "but not when")
 }
 
 func TestRetryAfterStaysInBounds(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		header := rapid.OneOf(rapid.String(), rapid.StringMatching(`[0-9]{1,40}`)).Draw(t, "header")
-		got, ok := ParseRetryAfter(header, time.Unix(0, 0))
+		got, ok := ParseRetryAfter(http.Header{"Retry-After": {header}, "Date": {time.Unix(0, 0).UTC().Format(http.TimeFormat)}})
 		if got < 0 || got > MaxRetryAfter || !ok && got != 0 {
 			t.Fatalf("%q: %v %v", header, got, ok)
 		}

@@ -32,6 +32,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // nothing.
 type fakeStore struct {
 	mu       sync.Mutex
+	later    time.Duration // of its clock than testNow
 	lastID   int64
 	notices  map[int64]*stored
 	schools  map[string]*school.Backlog
@@ -78,6 +79,9 @@ func (f *fakeStore) Accept(ctx context.Context, n *school.Notice, total int, rec
 				return r, nil
 			}
 		}
+	}
+	if err := school.ValidateExpiry(n, testNow.Add(f.later)); err != nil {
+		return school.Receipt{}, fmt.Errorf("accept: %w", err)
 	}
 	s := &stored{notice: *n}
 	for r, err := range recipients {

@@ -88,13 +88,14 @@ func (s *Server) readNotice(sub *submission, w http.ResponseWriter, r *http.Requ
 	}
 	n.RequestHash = h.Sum(nil)
 	sub.total, sub.accept = len(recipients), s.cfg.AcceptTimeout
-	return s.complete(sub, func(yield func(school.NewRecipient, error) bool) {
+	sub.recipients = func(yield func(school.NewRecipient, error) bool) {
 		for i := range recipients {
 			if !yield(recipients[i], nil) {
 				return
 			}
 		}
-	})
+	}
+	return nil
 }
 
 // admit checks what is known once the notice itself is: whether the key may
@@ -115,22 +116,6 @@ func (s *Server) admit(sub *submission, ctx context.Context, n *school.Notice, k
 	n.IdempotencyKey = key
 	n.TraceParent = string(infoOf(ctx).trace)
 	sub.notice = n
-	return nil
-}
-
-// complete sets the recipients. A notice that has expired is refused, unless
-// its idempotency key may have an answer already: then the store, which looks
-// for the key first, meets the refusal where the recipients would begin.
-func (s *Server) complete(sub *submission, recipients iter.Seq2[school.NewRecipient, error]) error {
-	sub.recipients = recipients
-	err := school.ValidateExpiry(sub.notice, s.deps.Now())
-	if err == nil {
-		return nil
-	}
-	if sub.notice.IdempotencyKey == "" {
-		return err
-	}
-	sub.recipients = func(yield func(school.NewRecipient, error) bool) { yield(school.NewRecipient{}, err) }
 	return nil
 }
 

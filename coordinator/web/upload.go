@@ -90,7 +90,8 @@ func (s *Server) readUpload(sub *submission, w http.ResponseWriter, r *http.Requ
 	}
 	n.RequestHash = hash.Sum(nil)
 	sub.total, sub.accept = sp.count, s.cfg.UploadAccept
-	return s.complete(sub, sp.recipients())
+	sub.recipients = sp.recipients()
+	return nil
 }
 
 // lineError adds the line, counted from 1, to a complaint about it.

@@ -38,8 +38,9 @@ type Notices interface {
 	// The idempotency key comes first: a known key with the same RequestHash
 	// answers as the first time, with Replay set, and takes nothing from the
 	// sequence; with another hash school.ErrIdempotencyMismatch; one whose first
-	// request is still under way school.ErrConflict. An error of the sequence
-	// rolls everything back and is returned, wrapped.
+	// request is still under way school.ErrConflict. A notice whose expires_at has
+	// passed by the store's clock is refused next. An error of the sequence rolls
+	// everything back and is returned, wrapped.
 	//
 	// school.ErrUnavailable: nothing was stored. school.ErrCommitUnknown: it may
 	// have been.

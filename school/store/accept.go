@@ -39,7 +39,8 @@ const idAttempts = 8
 // Besides:
 // school.ErrIdempotencyMismatch where the key came before with another request;
 // school.ErrConflict, at once, while the key's first request is in progress;
-// *school.FieldError without any recipient or with too many;
+// *school.FieldError without any recipient or with too many, and of expires_at
+// where that has passed by the database's clock;
 // school.ErrUnavailable where the database could not be reached and nothing was
 // stored; school.ErrCommitUnknown where the connection broke before the answer
 // and the notice could not be found afterwards.
@@ -49,6 +50,9 @@ func (db *DB) Accept(ctx context.Context, n *school.Notice, total int, recipient
 	}
 	if r, ok, err := db.replay(ctx, n); ok || err != nil {
 		return r, err
+	}
+	if err := db.current(ctx, n); err != nil {
+		return school.Receipt{}, err
 	}
 	next, stop := iter.Pull2(recipients)
 	defer stop()
@@ -102,6 +106,19 @@ func (db *DB) replay(ctx context.Context, n *school.Notice) (_ school.Receipt, k
 		return school.Receipt{}, false, fmt.Errorf("accept notice: %w", school.ErrIdempotencyMismatch)
 	}
 	return r, true, nil
+}
+
+// current refuses a notice that has expired. A replica's own clock must not: it
+// may be wrong, and then the answer would depend on who was asked.
+func (db *DB) current(ctx context.Context, n *school.Notice) error {
+	if n.ExpiresAt.IsZero() {
+		return nil
+	}
+	var now time.Time
+	if err := db.ingest.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		return readError("accept notice", err)
+	}
+	return school.ValidateExpiry(n, now)
 }
 
 // acceptWhole stores a notice and its recipients in one statement.
@@ -182,6 +199,9 @@ func (db *DB) acceptStream(ctx context.Context, n *school.Notice, args []any, he
 			return nil
 		}
 		src.notice = n.ID
+		if err := tx.QueryRow(ctx, `SELECT now()`).Scan(&src.now); err != nil {
+			return err
+		}
 		if _, err := tx.CopyFrom(ctx, pgx.Identifier{"push_cluster_tokens"}, copyColumns, src); err != nil {
 			return err
 		}
@@ -390,9 +410,6 @@ func (s *copySource) Next() (more bool) {
 func (s *copySource) Values() ([]any, error) {
 	status, reason, processed := school.Pending, (*string)(nil), (*time.Time)(nil)
 	if s.row.duplicate {
-		if s.now.IsZero() {
-			s.now = time.Now()
-		}
 		why := string(school.Duplicate)
 		status, reason, processed = school.Skipped, &why, &s.now
 	}

@@ -59,7 +59,7 @@ const firstSQL = `SELECT n.place, n.id, t.seq, t.job_status, ` + switchedOff + `
 
 // noticesSQL reads the content of each notice on the page, once.
 const noticesSQL = `SELECT c.id, c.title, c.body, c.data, c.image, c.link, c.priority, c.delivery, c.scheduled_at, c.expires_at, c.traceparent,
-		(extract(epoch FROM now() - c.due_at) * 1000000)::bigint
+		(extract(epoch FROM now() - c.due_at) * 1000000)::bigint, (extract(epoch FROM c.expires_at - now()) * 1000000)::bigint
 	FROM (SELECT n.id FROM (` + turnRows + `) n WHERE n.ahead < $2 UNION SELECT a.cluster_id FROM (` + againRows + `) a) i
 	JOIN push_clusters c ON c.id = i.id`
 
@@ -161,13 +161,17 @@ func readPage(results pgx.BatchResults, schoolID string, limit int) (school.Page
 			data               []byte
 			scheduled, expires *time.Time
 			dueFor             int64
+			expiresIn          *int64
 		)
 		err := rows.Scan(&n.ID, &n.Content.Title, &n.Content.Body, &data, &n.Content.Image, &n.Content.Link, &priority, &n.Delivery,
-			&scheduled, &expires, &n.TraceParent, &dueFor)
+			&scheduled, &expires, &n.TraceParent, &dueFor, &expiresIn)
 		if err != nil {
 			return err
 		}
 		n.ScheduledAt, n.ExpiresAt, n.DueFor = orZero(scheduled), orZero(expires), max(0, micros(dueFor))
+		if expiresIn != nil {
+			n.ExpiresIn = micros(*expiresIn)
+		}
 		if n.Priority, err = priorityWord(priority); err != nil {
 			return fmt.Errorf("notice %d: %w", n.ID, err)
 		}

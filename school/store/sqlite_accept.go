@@ -75,6 +75,9 @@ func (db *SQLite) Accept(ctx context.Context, n *school.Notice, total int, recip
 			return r, err
 		}
 	}
+	if err := db.current(ctx, n); err != nil {
+		return school.Receipt{}, err
+	}
 	next, stop := iter.Pull2(recipients)
 	defer stop()
 	seen := newSeen(total)
@@ -90,6 +93,16 @@ func (db *SQLite) Accept(ctx context.Context, n *school.Notice, total int, recip
 		return db.acceptWhole(ctx, n, args, head, seen)
 	}
 	return db.acceptStream(ctx, n, args, head, seen, next)
+}
+
+// current refuses a notice that has expired.
+func (db *SQLite) current(ctx context.Context, n *school.Notice) error {
+	if n.ExpiresAt.IsZero() {
+		return nil
+	}
+	return db.read(ctx, db.dispatch, "accept notice", func(tx *sqliteTx) error {
+		return school.ValidateExpiry(n, time.UnixMicro(tx.now))
+	})
 }
 
 // replay looks for the first answer to the notice's idempotency key.

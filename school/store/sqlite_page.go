@@ -177,6 +177,9 @@ func (tx *sqliteTx) pageNotices(list []pageRow, schoolID string) (map[int64]*sch
 			return err
 		}
 		n.ScheduledAt, n.ExpiresAt, n.DueFor = scheduled.Time, expires.Time, max(0, micros(tx.now-due))
+		if !expires.IsZero() {
+			n.ExpiresIn = micros(expires.UnixMicro() - tx.now)
+		}
 		if n.Priority, err = priorityWord(priority); err != nil {
 			return fmt.Errorf("notice %d: %w", n.ID, err)
 		}

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/net/http2"
 
@@ -31,7 +30,7 @@ const (
 )
 
 // result is what is known about the message after the SDK has returned.
-func (c *call) result(ctx context.Context, name string, err error, now time.Time) sender.Result {
+func (c *call) result(ctx context.Context, name string, err error) sender.Result {
 	switch {
 	case !c.reached:
 		return neverReached(ctx, err)
@@ -40,7 +39,7 @@ func (c *call) result(ctx context.Context, name string, err error, now time.Time
 	case c.err != nil:
 		return c.unanswered(ctx)
 	}
-	return c.answered(name, err, now)
+	return c.answered(name, err)
 }
 
 // neverReached: the SDK returned without a request.
@@ -125,7 +124,7 @@ func isTimeout(err error) bool {
 
 // answered classifies an answer. The status comes first, and FCM's details only
 // refine it: what is no answer of FCM's own must not retire a device.
-func (c *call) answered(name string, err error, now time.Time) sender.Result {
+func (c *call) answered(name string, err error) sender.Result {
 	if c.status == http.StatusOK {
 		if err == nil && name != "" {
 			return sender.Result{Class: sender.Accepted}
@@ -133,7 +132,7 @@ func (c *call) answered(name string, err error, now time.Time) sender.Result {
 		return sender.Result{Class: sender.Unknown, Code: sender.CodeBadAnswer, Detail: "200 without the message's name"}
 	}
 	a := parseAnswer(c.body)
-	wait, _ := sender.ParseRetryAfter(c.header.Get("Retry-After"), now)
+	wait, _ := sender.ParseRetryAfter(c.header)
 	switch c.status {
 	case http.StatusBadRequest:
 		if field, ok := a.payloadField(); ok {

@@ -263,7 +263,7 @@ func (f *FCM) one(ctx context.Context, batch sender.Batch, m *sender.Message) (r
 	if c.repeats > 0 {
 		f.metrics.repeats.Add(float64(c.repeats))
 	}
-	r = c.result(ctx, name, err, time.Now())
+	r = c.result(ctx, name, err)
 	if r.Class == sender.Misconfigured && c.status == http.StatusUnauthorized && f.tokens != nil {
 		f.tokens.refused(c.authorization)
 	}

@@ -66,7 +66,7 @@ func message(batch sender.Batch, m *sender.Message, now time.Time) *messaging.Me
 	}
 	if !c.ExpiresAt.IsZero() {
 		// Whole seconds, rounded up: a rest of a second is not "now or never".
-		ttl := min(max(c.ExpiresAt.Sub(now), 0), maxTTL)
+		ttl := min(max(c.ExpiresBy.Sub(now), 0), maxTTL)
 		ttl = (ttl + time.Second - 1).Truncate(time.Second)
 		msg.Android.TTL = &ttl
 		msg.Webpush.Headers["TTL"] = strconv.FormatInt(int64(ttl/time.Second), 10)

@@ -44,7 +44,8 @@ func TestAMessageWithEverything(t *testing.T) {
 	b := sender.Batch{ID: "b-1", School: "A", Fence: 7}
 	c := &sender.Content{
 		Title: "t", Image: "https://i.example/i.png", Link: "https://l.example/", Priority: sender.Urgent,
-		ExpiresAt: noon.Add(90*time.Second + time.Millisecond),
+		// What counts is how long it is from now, not what our clock says of the moment.
+		ExpiresAt: noon.Add(90 * time.Second), ExpiresBy: noon.Add(90*time.Second + time.Millisecond),
 	}
 	require.JSONEq(t, `{
 		"token": "device",
@@ -69,9 +70,9 @@ func TestPartsOfAMessage(t *testing.T) {
 	require.Contains(t, low, `"apns-priority":"5"`)
 	require.Contains(t, low, `"Urgency":"low"`)
 
-	require.Contains(t, of(&sender.Content{ExpiresAt: noon.Add(-time.Hour)}), `"ttl":"0s"`, "now or never")
-	require.Contains(t, of(&sender.Content{ExpiresAt: noon.Add(time.Nanosecond)}), `"ttl":"1s"`)
-	require.Contains(t, of(&sender.Content{ExpiresAt: noon.AddDate(1, 0, 0)}), `"ttl":"2419200s"`, "FCM's longest")
+	require.Contains(t, of(&sender.Content{ExpiresAt: noon, ExpiresBy: noon.Add(-time.Hour)}), `"ttl":"0s"`, "now or never")
+	require.Contains(t, of(&sender.Content{ExpiresAt: noon, ExpiresBy: noon.Add(time.Nanosecond)}), `"ttl":"1s"`)
+	require.Contains(t, of(&sender.Content{ExpiresAt: noon, ExpiresBy: noon.AddDate(1, 0, 0)}), `"ttl":"2419200s"`, "FCM's longest")
 
 	own := of(&sender.Content{Link: "https://l.example/", Data: map[string]string{"link": "own"}})
 	require.Contains(t, own, `"link":"own"`, "the notice's own key stays")

@@ -229,11 +229,11 @@ func (r *Relay) Send(ctx context.Context, batch sender.Batch) []sender.Result {
 		}
 		return r.results(batch.Messages, answer)
 	case http.StatusTooManyRequests:
-		wait, _ := sender.ParseRetryAfter(resp.Header.Get("Retry-After"), time.Now())
+		wait, _ := sender.ParseRetryAfter(resp.Header)
 		r.drain(call, resp)
 		return sender.Fill(batch.Messages, sender.Result{Class: sender.Throttled, Code: codeQuota, RetryAfter: wait})
 	case http.StatusServiceUnavailable:
-		wait, ok := sender.ParseRetryAfter(resp.Header.Get("Retry-After"), time.Now())
+		wait, ok := sender.ParseRetryAfter(resp.Header)
 		r.drain(call, resp)
 		if ok {
 			return sender.Fill(batch.Messages, sender.Result{Class: sender.Unavailable, Code: codeUnavailable, RetryAfter: wait})

@@ -37,6 +37,7 @@ var acceptTests = []test{
 		require.Len(w.t, page.Work, 3)
 		require.Equal(w.t, n.Content, page.Work[0].Notice.Content)
 		require.Equal(w.t, []any{"A", n.ID, n.TraceParent, n.Delivery}, []any{page.Work[0].Notice.School, page.Work[0].Notice.ID, page.Work[0].Notice.TraceParent, page.Work[0].Notice.Delivery})
+		require.InDelta(w.t, time.Hour, page.Work[0].Notice.ExpiresIn, float64(time.Minute))
 		require.Equal(w.t, "aaaaaaaaaa", page.Work[0].Token)
 		require.Equal(w.t, map[string]string{"own": "1"}, page.Work[0].Data)
 		require.Equal(w.t, &badge, page.Work[0].Badge)
@@ -55,6 +56,18 @@ var acceptTests = []test{
 		require.True(w.t, ok, "%v", err)
 		require.Equal(w.t, "recipients", field.Field)
 		_, err = w.Store.School(w.ctx(), "A")
+		require.ErrorIs(w.t, err, school.ErrNotFound)
+	}},
+	{"Accept/a notice that has expired by the store's clock is refused and takes nothing", func(w *world) {
+		for _, n := range []int{1, 3000} {
+			late := plain("A")
+			late.ExpiresAt = time.Now().Add(-time.Minute)
+			_, err := w.Store.Accept(w.ctx(), late, n, func(func(school.NewRecipient, error) bool) { w.t.Error("recipients were asked for") })
+			field, ok := errors.AsType[*school.FieldError](err)
+			require.True(w.t, ok, "%v", err)
+			require.Equal(w.t, "expires_at", field.Field)
+		}
+		_, err := w.Store.School(w.ctx(), "A")
 		require.ErrorIs(w.t, err, school.ErrNotFound)
 	}},
 	{"Accept/the same device twice is stored once to be sent", func(w *world) {
