@@ -38,7 +38,10 @@ func command() *cobra.Command {
 				listFaults(cmd.OutOrStdout())
 				return nil
 			}
-			return o.run(cmd.Context(), cmd.Flags().Changed, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			if err := mutated(o.mutate, cmd.Flags()); err != nil {
+				return err
+			}
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
@@ -49,7 +52,7 @@ func command() *cobra.Command {
 	f.IntVar(&o.limit, "limit", 500, "attempts per school and cycle")
 	f.DurationVar(&o.rest, "rest", 5*time.Second, "a school's rest after a full cycle")
 	f.DurationVar(&o.length, "for", 2*time.Minute, "how long notices come in and things break; the work then ends in peace")
-	f.StringVar(&o.faults, "faults", "all", "`kinds` of faults, separated by commas, or all, or none")
+	f.StringVar(&o.faults, "faults", "all", "`kinds` of faults, separated by commas, each in all its ways or in one (redis-flush/all); or all, or none")
 	f.StringVar(&o.redis, "redis", "", "single, sentinel or cluster; default: sentinel where redis-failover is among the faults, else single")
 	f.Int64Var(&o.seed, "seed", 1, "of the faults and the notices; the same seed breaks the same things at the same moments")
 	f.StringVar(&o.scenario, "scenario", "", "one exact `story` instead of planned faults: "+scenarioNames())

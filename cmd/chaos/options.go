@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -47,20 +48,25 @@ func exitCode(err error) int {
 	return 1
 }
 
-// mutation is a defect on purpose, and the run in which it shows.
+// mutation is a defect on purpose, and the run in which it shows: what is not
+// given on the command line is taken from here.
 type mutation struct {
 	name, what string
 	faults     string
-	set        func(*options)
+	flags      map[string]string // of further flags
 }
 
 func mutations() []mutation {
+	// Each batch fills a cycle, and the rest outlasts a lease: whoever finds a full
+	// cycle without a rest is seen to go on too early.
+	full := map[string]string{"limit": "200", "rest": "12s", "schools": "40", "recipients": "32000"}
+	brisk := map[string]string{"recipients": "60000"}
 	return []mutation{
-		{"no-provisional-rest", "a cycle that is full sets no rest until it is settled", "kill", nil},
-		{"no-ledger-floors", "what Redis lost is not learnt from the ledger", "redis-flush,redis-restart", nil},
-		{"lease-end-after-call", "the lease is counted from after the call that renewed it", "pause,partition-redis", nil},
-		{"settle-twice", "a settlement that comes twice gives back twice", "partition-redis,redis-pause", nil},
-		{"claim-unfenced", "a claim does not look at the fence", "pause", nil},
+		{"no-provisional-rest", "a batch that fills the cycle sets no rest before it is settled", "redis-flush,redis-restart,kill", full},
+		{"no-ledger-floors", "what Redis lost is not learnt from the ledger", "redis-flush,redis-restart", brisk},
+		{"lease-end-after-call", "a lease counts from the answer that renewed it, and nothing else looks at it", "redis-flush/all", brisk},
+		{"settle-twice", "a settlement that comes twice gives back twice", "partition-redis,partition-db", brisk},
+		{"claim-unfenced", "a claim does not look at the fence", "partition-db/late", brisk},
 	}
 }
 
@@ -72,8 +78,38 @@ func mutationNames() string {
 	return strings.Join(names, ", ")
 }
 
-// config checks the command line. changed tells whether a flag was given.
-func (o options) config(changed func(flag string) bool) (cfg storm.Config, err error) {
+// flagSet is what mutated needs of the command line.
+type flagSet interface {
+	Changed(name string) bool
+	Set(name, value string) error
+}
+
+// mutated takes what was not given on the command line from the defect that was
+// asked for.
+func mutated(name string, flags flagSet) error {
+	if name == "" {
+		return nil
+	}
+	i := slices.IndexFunc(mutations(), func(m mutation) bool { return m.name == name })
+	if i < 0 {
+		return usagef("--mutate is %q: one of %s", name, mutationNames())
+	}
+	m := mutations()[i]
+	values := maps.Clone(m.flags)
+	values["faults"] = m.faults
+	for flag, value := range values {
+		if flags.Changed(flag) {
+			continue
+		}
+		if err := flags.Set(flag, value); err != nil {
+			return fmt.Errorf("--mutate %s: --%s: %w", name, flag, err)
+		}
+	}
+	return nil
+}
+
+// config checks the command line.
+func (o options) config() (cfg storm.Config, err error) {
 	for _, n := range []struct {
 		flag  string
 		value int
@@ -98,24 +134,11 @@ func (o options) config(changed func(flag string) bool) (cfg storm.Config, err e
 	if o.output != outputText && o.output != outputJSON {
 		return cfg, usagef("--output is %q: text or json", o.output)
 	}
-	if o.mutate != "" {
-		i := slices.IndexFunc(mutations(), func(m mutation) bool { return m.name == o.mutate })
-		if i < 0 {
-			return cfg, usagef("--mutate is %q: one of %s", o.mutate, mutationNames())
-		}
-		m := mutations()[i]
-		if !changed("faults") {
-			o.faults = m.faults
-		}
-		if m.set != nil {
-			m.set(&o)
-		}
-	}
 	kinds, err := plan.Parse(o.faults)
 	if err != nil {
 		return cfg, usageError{fmt.Errorf("--faults: %w", err)}
 	}
-	failover := slices.Contains(kinds, plan.RedisFailover)
+	failover := plan.Has(kinds, plan.RedisFailover)
 	topology := arena.Single
 	switch {
 	case o.redis == "sentinel", o.redis == "" && failover:
@@ -128,7 +151,7 @@ func (o options) config(changed func(flag string) bool) (cfg storm.Config, err e
 	if failover && topology != arena.Sentinel {
 		return cfg, usagef("--redis is %q: redis-failover needs sentinel", o.redis)
 	}
-	if slices.Contains(kinds, plan.Clock) {
+	if plan.Has(kinds, plan.Clock) {
 		if _, err := (local.FakeClock{}).Env(); err != nil {
 			return cfg, fmt.Errorf("--faults clock: %w", err)
 		}
@@ -139,7 +162,7 @@ func (o options) config(changed func(flag string) bool) (cfg storm.Config, err e
 	return storm.Config{
 		Redis: topology, Replicas: o.replicas, Schools: o.schools, Recipients: o.recipients,
 		Limit: o.limit, Rest: o.rest, For: o.length, Kinds: kinds, Seed: o.seed,
-		Mutation: o.mutate, Clocks: slices.Contains(kinds, plan.Clock),
+		Mutation: o.mutate, Clocks: plan.Has(kinds, plan.Clock),
 	}, nil
 }
 
@@ -155,8 +178,8 @@ func tags(cfg storm.Config) (tags []string) {
 	return tags
 }
 
-func (o options) run(ctx context.Context, changed func(string) bool, stdout, stderr io.Writer) (err error) {
-	cfg, err := o.config(changed)
+func (o options) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	cfg, err := o.config()
 	if err != nil {
 		return err
 	}

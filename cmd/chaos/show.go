@@ -62,7 +62,11 @@ Faults:
 func listFaults(w io.Writer) {
 	table(w, func(row func(...string)) {
 		for _, e := range plan.Catalogue() {
-			row("  "+string(e.Kind), e.What)
+			var ways []string
+			for _, w := range e.Ways {
+				ways = append(ways, string(w))
+			}
+			row("  "+string(e.Kind), e.What, strings.Join(ways, ", "))
 		}
 	})
 }

@@ -20,8 +20,10 @@ type link struct {
 	server  *net.TCPConn // nil before it has been dialled
 	ended   bool
 	lost    bool   // bytes, or an end, went into the black hole
-	request []byte // since the server's last bytes, while SwallowReply is armed
+	request []byte // since the server's last bytes, while SwallowReply or HoldRequest is armed
 	mute    bool   // the server's next bytes are the reply to swallow
+
+	held <-chan struct{} // closed when what is held may go on; nil: nothing is
 }
 
 // end closes both sides; the caller holds the proxy's mutex.
@@ -89,6 +91,9 @@ func (l *link) carry(from, to *net.TCPConn, see func(chunk []byte) bool, change 
 	for {
 		n, err := from.Read(buf)
 		if n > 0 && l.pass(buf[:n]) && see(buf[:n]) {
+			if from == l.client && !l.await() {
+				return
+			}
 			chunk := buf[:n]
 			if change != nil {
 				chunk = change(chunk)
@@ -171,19 +176,51 @@ func (l *link) drain() {
 func (l *link) sent(chunk []byte) bool {
 	l.proxy.mu.Lock()
 	defer l.proxy.mu.Unlock()
-	s := l.proxy.swallow
-	if s == nil || s.left <= 0 || l.mute {
+	swallow, hold := l.proxy.swallow, l.proxy.hold
+	if swallow != nil && (swallow.left <= 0 || l.mute) {
+		swallow = nil
+	}
+	if hold != nil && hold.left <= 0 {
+		hold = nil
+	}
+	if swallow == nil && hold == nil {
 		return true
 	}
 	l.request = append(l.request, chunk...)
 	if over := len(l.request) - mostRequest; over > 0 {
 		l.request = l.request[over:]
 	}
-	if s.match(l.request) {
-		s.left--
+	switch {
+	case swallow != nil && swallow.match(l.request):
+		swallow.left--
 		l.mute = true
-		l.request = nil
+	case hold != nil && hold.match(l.request):
+		hold.left--
+		l.held = hold.released
+	default:
+		return true
 	}
+	l.request = nil
+	return true
+}
+
+// await waits while what the client sent is held back. It is false where the link
+// ended meanwhile.
+func (l *link) await() bool {
+	l.proxy.mu.Lock()
+	held := l.held
+	l.proxy.mu.Unlock()
+	if held == nil {
+		return true
+	}
+	select {
+	case <-held:
+	case <-l.done:
+		return false
+	}
+	l.proxy.mu.Lock()
+	defer l.proxy.mu.Unlock()
+	l.held = nil
 	return true
 }
 

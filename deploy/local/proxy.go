@@ -31,6 +31,7 @@ type Proxy struct {
 	listener net.Listener  // nil while refusing
 	links    map[*link]struct{}
 	swallow  *swallow
+	hold     *hold
 	rewrite  func(reply []byte) []byte
 	replies  int // swallowed so far
 	closed   bool
@@ -60,6 +61,13 @@ type swallow struct {
 	left  int
 }
 
+// hold is the order of HoldRequest.
+type hold struct {
+	match    func(request []byte) bool
+	left     int
+	released chan struct{}
+}
+
 // StartProxy listens on a free port of 127.0.0.1 for the server at target
 // ("host:port"), which need not run yet. The caller closes it.
 func StartProxy(target string) (*Proxy, error) {
@@ -84,10 +92,11 @@ func StartProxy(target string) (*Proxy, error) {
 // Addr is what clients connect to, "127.0.0.1:port". It stays the same.
 func (p *Proxy) Addr() string { return p.addr }
 
-// Pass ends the fault, and disarms SwallowReply.
+// Pass ends the fault, disarms SwallowReply, and lets go of what HoldRequest held.
 func (p *Proxy) Pass() error {
 	p.mu.Lock()
 	p.swallow = nil
+	p.letGo()
 	p.mu.Unlock()
 	return p.set(fault{})
 }
@@ -146,6 +155,25 @@ func (p *Proxy) SwallowReply(match func(request []byte) bool, n int) {
 	p.swallow = &swallow{match: match, left: n}
 }
 
+// HoldRequest makes the next n requests that match come late: each is held back,
+// with all that its client sends after it on that connection, until Pass delivers
+// it, also if the client has given it up and hung up meanwhile. It works along
+// with the fault that is set. match is called as by SwallowReply.
+func (p *Proxy) HoldRequest(match func(request []byte) bool, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.letGo()
+	p.hold = &hold{match: match, left: n, released: make(chan struct{})}
+}
+
+// letGo lets go of what is held; the caller holds the mutex.
+func (p *Proxy) letGo() {
+	if p.hold != nil {
+		close(p.hold.released)
+		p.hold = nil
+	}
+}
+
 // Rewrite changes what the server says before the client gets it, chunk by chunk
 // (what one read of at most 32 KiB returns): for servers that tell their clients
 // where the others are, so that these are reached through proxies as well. It
@@ -186,6 +214,7 @@ func (p *Proxy) Close() error {
 		_ = p.listener.Close()
 		p.listener = nil
 	}
+	p.letGo()
 	p.mu.Unlock()
 	p.CloseConns()
 	p.wg.Wait()

@@ -362,6 +362,44 @@ func TestProxySwallowsReplyOfRequestInPieces(t *testing.T) {
 	require.Equal(t, []string{"another\n", "a request spl", "a request split in two\n"}, seen, "nothing of the request before")
 }
 
+func TestProxyDeliversARequestLate(t *testing.T) {
+	t.Parallel()
+	p, e := startedProxy(t)
+	c := dialled(t, p)
+	p.HoldRequest(RequestContains("claim"), 1)
+	c.mustAnswer(t, "another")
+	require.NoError(t, c.send("claim"))
+	require.NoError(t, c.send("what follows"))
+	c.mustBeSilent(t)
+	dialled(t, p).mustAnswer(t, "claim of somebody else") // one was to be held
+	require.NotContains(t, e.received(), "claim")
+	require.NoError(t, c.Close(), "it has given up")
+	require.NotContains(t, e.received(), "claim")
+	require.NoError(t, p.Pass())
+	eventually(t, "it is delivered all the same", func() bool {
+		got := e.received()
+		return len(got) >= 2 && got[len(got)-2] == "claim" && got[len(got)-1] == "what follows"
+	})
+
+	p.HoldRequest(RequestContains("claim"), 1)
+	held := dialled(t, p)
+	require.NoError(t, held.send("claim"))
+	held.mustBeSilent(t)
+	p.CloseConns()
+	_, err := held.receive(5 * time.Second)
+	require.Error(t, err)
+	dialled(t, p).mustAnswer(t, "after")
+}
+
+func TestProxyRewritesReplies(t *testing.T) {
+	t.Parallel()
+	p, _ := startedProxy(t)
+	p.Rewrite(func(reply []byte) []byte { return []byte(strings.ReplaceAll(string(reply), "there", "here")) })
+	got, err := dialled(t, p).ask("it is there")
+	require.NoError(t, err)
+	require.Equal(t, "it is here", strings.TrimSpace(got))
+}
+
 func TestProxyBeforeRedis(t *testing.T) {
 	t.Parallel()
 	r := startedRedis(t, RedisConfig{Memory: true})

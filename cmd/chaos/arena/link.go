@@ -91,6 +91,8 @@ func (w *Way) Break(ctx context.Context, a *Arena, how string, hold time.Duratio
 		err = w.each((*local.Proxy).BlackHole)
 	case "reset":
 		err = w.each((*local.Proxy).Reset)
+	case "late":
+		_ = w.each(func(p *local.Proxy) error { p.HoldRequest(w.decides, 1); return nil })
 	case "stall":
 		err = w.each((*local.Proxy).Stall)
 	case "swallow-reply":
@@ -110,6 +112,15 @@ func (w *Way) Break(ctx context.Context, a *Arena, how string, hold time.Duratio
 // PostgreSQL that carry values (claims and records; a ping and BEGIN are short).
 func isWork(request []byte) bool {
 	return local.RequestContains("EVALSHA")(request) || len(request) > 200
+}
+
+// decides matches what must not count when it comes late: a script of Redis, or
+// the claim of a batch, which of all that is said to PostgreSQL names the sender.
+func (w *Way) decides(request []byte) bool {
+	if w.kind == verdict.PartitionDB {
+		return local.RequestContains("relay")(request)
+	}
+	return local.RequestContains("EVALSHA")(request)
 }
 
 // wait returns after that long, or when ctx ends.

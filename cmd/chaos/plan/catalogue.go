@@ -54,6 +54,7 @@ const (
 	Reset     Way = "reset"
 	Swallow   Way = "swallow-reply"
 	Stall     Way = "stall"
+	Late      Way = "late"
 
 	FastStop      Way = "fast" // db-restart
 	ImmediateStop Way = "immediate"
@@ -91,8 +92,8 @@ func Catalogue() []Entry {
 		{RedisRestart, []Way{KeepData, LoseData}, "redis-server is killed and comes back, with its data or without", theRedis},
 		{RedisPause, []Way{ClientPause, StopServer}, "CLIENT PAUSE, or SIGSTOP of redis-server: connections stay, nobody answers", theRedis},
 		{RedisFailover, []Way{Crash}, "the master dies with writes that its replica never got; Sentinel promotes the replica", theRedis},
-		{PartitionRedis, []Way{BlackHole, Swallow, Delay, Reset, Stall}, "one replica's way to Redis alone delays, swallows everything, resets, holds everything back and delivers it late, or loses the answers to two commands", aReplica},
-		{PartitionDB, []Way{BlackHole, Swallow, Delay, Reset, Stall}, "the same of one replica's way to PostgreSQL", aReplica},
+		{PartitionRedis, []Way{BlackHole, Swallow, Delay, Reset, Stall, Late}, "one replica's way to Redis alone delays, swallows everything, resets, loses the answers to two commands, or delivers everything, or one command, when it is too late", aReplica},
+		{PartitionDB, []Way{BlackHole, Swallow, Delay, Reset, Stall, Late}, "the same of one replica's way to PostgreSQL; the one command is the claim of a batch", aReplica},
 		{DBRestart, []Way{ImmediateStop, Terminate, FastStop}, "PostgreSQL shuts down (immediate or fast) and comes back, or ends every session (pg_terminate_backend)", theDatabase},
 		{Clock, []Way{RedisForth, ReplicaForth, RedisBack, ReplicaBack}, "the wall clock of one replica, or Redis's alone, steps an hour forth or back, and later the other way", theRedis},
 	}
@@ -107,8 +108,20 @@ func entry(k Kind) (Entry, bool) {
 	return all[i], true
 }
 
-// Parse reads a list of kinds, such as "kill,pause" or "all" or "none".
-func Parse(list string) ([]Kind, error) {
+// Choice is a kind of fault that a run may suffer, in these ways.
+type Choice struct {
+	Kind Kind
+	Ways []Way
+}
+
+// Has reports whether the kind is among the choices.
+func Has(choices []Choice, k Kind) bool {
+	return slices.ContainsFunc(choices, func(c Choice) bool { return c.Kind == k })
+}
+
+// Parse reads a list of kinds, each in all its ways or, as in "redis-flush/all",
+// in one, such as "kill,redis-flush/all,redis-flush/lock"; or "all" or "none".
+func Parse(list string) ([]Choice, error) {
 	var known []string
 	for _, e := range Catalogue() {
 		known = append(known, string(e.Kind))
@@ -119,17 +132,39 @@ func Parse(list string) ([]Kind, error) {
 	case "none":
 		return nil, nil
 	}
-	var kinds []Kind
+	var choices []Choice
 	for name := range strings.SplitSeq(list, ",") {
-		k := Kind(strings.TrimSpace(name))
-		if _, ok := entry(k); !ok {
+		kind, way, one := strings.Cut(strings.TrimSpace(name), "/")
+		e, ok := entry(Kind(kind))
+		if !ok {
 			return nil, fmt.Errorf("fault %q is none of %s, all, none", name, strings.Join(known, ", "))
 		}
-		if !slices.Contains(kinds, k) {
-			kinds = append(kinds, k)
+		ways := e.Ways
+		if one {
+			if ways = []Way{Way(way)}; !slices.Contains(e.Ways, ways[0]) {
+				return nil, fmt.Errorf("fault %q: %s happens as %s", name, kind, join(e.Ways))
+			}
+		}
+		i := slices.IndexFunc(choices, func(c Choice) bool { return c.Kind == e.Kind })
+		if i < 0 {
+			choices = append(choices, Choice{Kind: e.Kind})
+			i = len(choices) - 1
+		}
+		for _, w := range ways {
+			if !slices.Contains(choices[i].Ways, w) {
+				choices[i].Ways = append(choices[i].Ways, w)
+			}
 		}
 	}
-	return kinds, nil
+	return choices, nil
+}
+
+func join(ways []Way) string {
+	var names []string
+	for _, w := range ways {
+		names = append(names, string(w))
+	}
+	return strings.Join(names, ", ")
 }
 
 // touches is what the fault takes hold of, which for some ways differs from the
@@ -166,7 +201,7 @@ func holds(k Kind, w Way, lease time.Duration) (least, most time.Duration) {
 		if w == Swallow {
 			return 2 * time.Second, 4 * time.Second // until a request came by
 		}
-		if w == Stall {
+		if w == Stall || w == Late {
 			return lease, 2 * lease // what is held back comes when another has the school
 		}
 		return 2 * time.Second, lease + 2*time.Second

@@ -11,7 +11,7 @@ import (
 type Config struct {
 	Seed     int64
 	For      time.Duration // the run, while notices come in
-	Kinds    []Kind
+	Kinds    []Choice
 	Replicas int
 	Schools  int
 	Lease    time.Duration // how long a replica holds a school without renewing
@@ -66,7 +66,7 @@ func New(cfg Config) []Fault {
 type planner struct {
 	cfg      Config
 	rnd      *rand.Rand
-	bag      []Kind         // kinds that are still to come in this round
+	bag      []Choice       // kinds that are still to come in this round
 	ways     map[Kind][]Way // ways that are still to come in this round
 	replicas []time.Duration
 	redis    time.Duration // until when it suffers
@@ -80,8 +80,9 @@ func (p *planner) place(at time.Duration) {
 		p.bag = slices.Clone(p.cfg.Kinds)
 		p.rnd.Shuffle(len(p.bag), func(i, j int) { p.bag[i], p.bag[j] = p.bag[j], p.bag[i] })
 	}
-	for i, kind := range p.bag {
-		way, ok := p.way(kind)
+	for i, choice := range p.bag {
+		kind := choice.Kind
+		way, ok := p.way(choice)
 		if !ok {
 			continue
 		}
@@ -113,10 +114,10 @@ func (p *planner) place(at time.Duration) {
 }
 
 // way is how the kind is to happen next; false where there is none.
-func (p *planner) way(kind Kind) (Way, bool) {
+func (p *planner) way(c Choice) (Way, bool) {
+	kind := c.Kind
 	if len(p.ways[kind]) == 0 {
-		e, _ := entry(kind)
-		left := slices.DeleteFunc(slices.Clone(e.Ways), func(w Way) bool { return slices.Contains(p.cfg.Without, w) })
+		left := slices.DeleteFunc(slices.Clone(c.Ways), func(w Way) bool { return slices.Contains(p.cfg.Without, w) })
 		if len(left) == 0 {
 			return "", false
 		}

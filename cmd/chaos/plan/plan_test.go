@@ -11,7 +11,13 @@ import (
 
 const lease = 6 * time.Second
 
-func all(t require.TestingT) []Kind {
+func parsed(t require.TestingT, list string) []Choice {
+	choices, err := Parse(list)
+	require.NoError(t, err)
+	return choices
+}
+
+func all(t require.TestingT) []Choice {
 	kinds, err := Parse("all")
 	require.NoError(t, err)
 	return kinds
@@ -31,7 +37,7 @@ func TestTheSameSeedPlansTheSame(t *testing.T) {
 func TestAPlanIsKept(t *testing.T) {
 	t.Parallel()
 	var got []string
-	for _, f := range New(Config{Seed: 1, For: 20 * time.Second, Kinds: []Kind{Kill, RedisFlush, DBRestart}, Replicas: 3, Schools: 5, Lease: lease}) {
+	for _, f := range New(Config{Seed: 1, For: 20 * time.Second, Kinds: parsed(t, "kill,redis-flush,db-restart"), Replicas: 3, Schools: 5, Lease: lease}) {
 		got = append(got, f.String())
 	}
 	require.Equal(t, pinned, got, "%q", got)
@@ -40,7 +46,7 @@ func TestAPlanIsKept(t *testing.T) {
 func TestEveryPlanKeepsItsRules(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		kinds := rapid.SliceOfNDistinct(rapid.SampledFrom(all(t)), 1, -1, rapid.ID).Draw(t, "kinds")
+		kinds := rapid.SliceOfNDistinct(rapid.SampledFrom(all(t)), 1, -1, func(c Choice) Kind { return c.Kind }).Draw(t, "kinds")
 		cfg := Config{
 			Seed: rapid.Int64().Draw(t, "seed"), For: time.Duration(rapid.IntRange(5, 300).Draw(t, "for")) * time.Second,
 			Kinds: kinds, Replicas: rapid.IntRange(1, 6).Draw(t, "replicas"), Schools: 20, Lease: lease,
@@ -53,7 +59,7 @@ func TestEveryPlanKeepsItsRules(t *testing.T) {
 		for i, f := range faults {
 			e, ok := entry(f.Kind)
 			require.True(t, ok)
-			require.Contains(t, kinds, f.Kind)
+			require.True(t, Has(kinds, f.Kind))
 			require.Contains(t, e.Ways, f.Way)
 			require.NotContains(t, cfg.Without, f.Way)
 			require.GreaterOrEqual(t, f.At, cfg.For/13)
@@ -103,7 +109,13 @@ func TestParse(t *testing.T) {
 	t.Parallel()
 	kinds, err := Parse("kill, redis-flush,kill")
 	require.NoError(t, err)
-	require.Equal(t, []Kind{Kill, RedisFlush}, kinds)
+	require.Equal(t, []Choice{{Kill, []Way{Dies}}, {RedisFlush, []Way{FlushAll, FlushScript, DropLock, DropQuota}}}, kinds)
+	require.Equal(t, []Choice{{Clock, []Way{RedisBack, RedisForth}}}, parsed(t, "clock/redis-1h,clock/redis+1h,clock/redis-1h"))
+	_, err = Parse("clock/sideways")
+	require.ErrorContains(t, err, "clock happens as redis+1h")
+	for _, f := range New(Config{Seed: 1, For: time.Minute, Kinds: parsed(t, "partition-db/late"), Replicas: 3, Lease: lease}) {
+		require.Equal(t, Late, f.Way)
+	}
 	require.Len(t, all(t), len(Catalogue()))
 	kinds, err = Parse("none")
 	require.NoError(t, err)

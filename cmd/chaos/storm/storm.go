@@ -34,7 +34,7 @@ type Config struct {
 	Rest       time.Duration
 	For        time.Duration // notices come in and things break
 	Settle     time.Duration // for the work to end after that; 0: from the others
-	Kinds      []plan.Kind
+	Kinds      []plan.Choice
 	Seed       int64
 	Mutation   string // name of a defect that the binary was built to have
 
@@ -121,7 +121,7 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 	r := &run{Config: cfg, began: time.Now(), broken: map[*arena.Replica]bool{}}
 	a, err := arena.New(ctx, arena.Config{
 		Program: cfg.Program, Replicas: cfg.Replicas, Limit: cfg.Limit, Rest: cfg.Rest, Seed: cfg.Seed,
-		Topology: cfg.Redis, Ways: true, Clocks: slices.Contains(cfg.Kinds, plan.Clock), Wall: cfg.Clocks, Fast: true,
+		Topology: cfg.Redis, Ways: true, Clocks: plan.Has(cfg.Kinds, plan.Clock), Wall: cfg.Clocks, Fast: true,
 		Settings: vars, Log: cfg.Log,
 		Behaviour: simulator.Behaviour{Latency: simulator.Latency{Base: 400 * time.Millisecond, Spread: 300 * time.Millisecond}},
 	})
