@@ -38,6 +38,7 @@ func (t *turn) askFirst(ctx context.Context) error {
 	call, cancel := context.WithTimeout(ctx, t.lane.sender.Longest())
 	defer cancel()
 	answers, err := asker.Ask(call, ids)
+	t.point(Asked)
 	t.lease.Progress()
 	if err != nil {
 		t.c.log.Debug("the receiver could not be asked about unknown messages: they are sent again", "event", "status_unknown", "school", t.school, "sender", t.lane.name, "error", err)
@@ -62,7 +63,9 @@ func (t *turn) askFirst(ctx context.Context) error {
 	}
 	store, cancelStore := context.WithTimeout(ctx, storeTimeout)
 	defer cancelStore()
-	if err := t.c.queue.Confirm(store, t.term, confirmed); err != nil {
+	err = t.c.queue.Confirm(store, t.term, confirmed)
+	t.point(Confirmed)
+	if err != nil {
 		return fmt.Errorf("confirm recipients of school %s: %w", t.school, err)
 	}
 	rest := make([]school.Work, 0, len(t.page.Work)-t.next-len(taken))
@@ -71,7 +74,7 @@ func (t *turn) askFirst(ctx context.Context) error {
 			rest = append(rest, t.page.Work[i])
 		}
 	}
-	t.page.Work, t.next = rest, 0
+	t.page.Work, t.next, t.used = rest, 0, true
 	t.c.log.Info("messages of unknown outcome had been taken", "event", "unknown_confirmed", "school", t.school, "sender", t.lane.name, "recipients", len(confirmed))
 	return nil
 }

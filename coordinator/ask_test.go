@@ -105,6 +105,38 @@ func TestConfirmationsOfALostTermAreRefused(t *testing.T) {
 	})
 }
 
+// What was taken leaves the page. The batch that goes out then is filled from
+// what waits beyond it (R3).
+func TestConfirmationsMakeNoBatchSmall(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		a := &asked{receiver: w.receiver, answers: map[string]sender.Status{}}
+		for i := range 150 {
+			a.answers[school.MessageID(1, i+1)] = sender.StatusAccepted
+		}
+		w.receiver.answers(func(n int, b sender.Batch) []sender.Result {
+			if n > 3 {
+				return sender.Fill(b.Messages, sender.Result{Class: sender.Accepted})
+			}
+			// One of them has an answer, so that the lane stays open.
+			return append(sender.Fill(b.Messages[1:], sender.Result{Class: sender.Unknown, Code: sender.CodeNoAnswer}),
+				sender.Result{Class: sender.Accepted})
+		})
+		page := func(cfg *coordinator.Config, _ *coordinator.Deps) { cfg.Page = 300 }
+		r1 := w.start("r1", askable(a), page)
+		w.outbox.accept("A", 600)
+		r1.Wake("A")
+		w.pass(time.Second)
+		w.halt(r1)
+		require.Equal(w, []int{200, 200, 200}, w.sizes("A"))
+		w.pass(5 * time.Minute) // all are due at once
+		w.start("r2", askable(a), page)
+		w.pass(time.Minute)
+		require.Equal(w, []int{200, 200, 200, 200, 200, 47}, w.sizes("A"), "3 were accepted at once, 150 were confirmed")
+		require.Equal(w, map[school.State]int{school.Success: 600}, w.outbox.states("A"))
+	})
+}
+
 func TestNoReplicaTakesALockForNothing(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {

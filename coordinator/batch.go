@@ -40,7 +40,9 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 
 	// B, from before the reservation: W until the claim has committed, C for the call.
 	longest := t.c.cfg.ClaimTimeout + t.lane.sender.Longest()
-	if err := t.lease.Ensure(ctx, longest); err != nil {
+	err = t.lease.Ensure(ctx, longest)
+	t.point(Ensured)
+	if err != nil {
 		return t.leaseVerdict(), true, fmt.Errorf("lease of school %s before a batch: %w", t.school, err)
 	}
 	id, err := uuid.NewV7()
@@ -55,13 +57,14 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	if done || err != nil {
 		return v, true, err
 	}
-	point("reserved", grant.Filled)
 	if grant.Opened && grant.RestedFor > 0 {
 		t.c.metrics.cycles.Inc()
 		t.c.metrics.resumeLag.Observe(max(0, grant.RestedFor-grant.Rule.Rest).Seconds())
 		t.c.log.Info("rest is over", "event", "cooldown_completed", "school", t.school, "cycle", grant.Cycle, "waited_ms", grant.RestedFor.Milliseconds())
 	}
-	if err := t.lease.Check(); err != nil {
+	err = t.lease.Check()
+	t.point(Checked)
+	if err != nil {
 		return t.leaseVerdict(), true, errors.Join(fmt.Errorf("lease of school %s after the reservation: %w", t.school, err),
 			t.settle(ctx, id.String(), grant.Cycle, 0))
 	}
@@ -77,13 +80,14 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	if again {
 		return verdict{}, false, nil
 	}
-	point("claimed", grant.Filled)
 	t.c.metrics.countSkips(claim.Work)
 	if late := time.Since(t0) - t.c.cfg.ClaimTimeout; late > 0 {
 		return verdict{kind: verdictFailed}, true, errors.Join(
 			fmt.Errorf("batch %s of school %s: claiming took %s longer than %s", claim.Batch, t.school, late, t.c.cfg.ClaimTimeout), t.withdraw(ctx, claim))
 	}
-	if err := t.lease.Check(); err != nil {
+	err = t.lease.Check()
+	t.point(Cleared)
+	if err != nil {
 		return t.leaseVerdict(), true, errors.Join(fmt.Errorf("lease of school %s before the send: %w", t.school, err), t.withdraw(ctx, claim))
 	}
 	t.logStarted(claim)
@@ -91,7 +95,6 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	results := t.send(ctx, claim)
 	t.lease.Progress()
 	leave()
-	point("sent", grant.Filled)
 	observed = true
 	t.observe(p, results)
 	taken, err := t.record(ctx, claim, results)
@@ -101,11 +104,9 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	if taken {
 		return t.leaseVerdict(), true, fmt.Errorf("batch %s of school %s: %w", claim.Batch, t.school, school.ErrTakenOver)
 	}
-	point("recorded", grant.Filled)
 	t.c.etc.took(t.school, time.Since(t0))
 	t.lease.Progress()
 	settleErr := t.settle(ctx, claim.Batch, grant.Cycle, claim.Size())
-	point("settled", grant.Filled)
 	if grant.Filled {
 		// A settlement that failed leaves the provisional rest, which is longer.
 		t.c.log.Info("cycle is full: the school rests", "event", "cooldown_started", "school", t.school, "cycle", grant.Cycle, "rest_ms", grant.Rule.Rest.Milliseconds())
@@ -168,6 +169,8 @@ func (t *turn) reserve(ctx context.Context, batch string, want int, longest time
 			School: t.school, Acquisition: t.lease.Acquisition(), Fence: t.term.Fence, Batch: batch,
 			Want: want, Longest: longest, Floor: t.floor, Rule: t.rule,
 		})
+		t.filled = g.Filled
+		t.point(Reserved)
 		if err != nil {
 			// It may have been granted: then it stays open until its deadline and
 			// counts as used, which costs attempts of the cycle and nothing else.
@@ -189,9 +192,11 @@ func (t *turn) reserve(ctx context.Context, batch string, want int, longest time
 			// The arbiter knows of less than the local end: it may have lost an
 			// extension. Asking the local end again would change nothing.
 			err = t.lease.Extend(ctx, longest)
+			t.point(Lengthened)
 		case g.Kind == school.NeedRebuild && g.ClockJumped:
 			if err = t.freshFloor(ctx); err == nil {
 				err = t.c.budget.Rebuild(ctx, t.school, t.lease.Acquisition(), t.term.Fence, t.floor, t.rule)
+				t.point(Rebuilt)
 			}
 		case g.Kind == school.NeedRebuild:
 			t.c.log.Warn("the arbiter lost a school's quota: rebuilt from the ledger", "event", "quota_rebuilt", "school", t.school, "cycle", t.floor.Cycle)
@@ -209,19 +214,23 @@ func (t *turn) reserve(ctx context.Context, batch string, want int, longest time
 // rest must be counted from now.
 func (t *turn) freshFloor(ctx context.Context) error {
 	term, err := t.c.queue.OpenTerm(ctx, t.school, t.lease.Acquisition(), t.c.cfg.Instance)
+	t.point(Reopened)
 	if err != nil {
 		return fmt.Errorf("open term of school %s anew: %w", t.school, err)
 	}
 	t.term, t.floor = term, term.Ledger
-	return t.lease.Bind(ctx, term.Fence)
+	err = t.lease.Bind(ctx, term.Fence)
+	t.point(Rebound)
+	return err
 }
 
 // claim commits the batch. again: the page was stale and is to be read anew.
 func (t *turn) claim(ctx, within context.Context, c school.Claim) (v verdict, done, again bool, err error) {
 	err = t.c.queue.Claim(within, t.term, c)
+	t.point(Claimed)
 	if err == nil {
 		t.c.storeAnswered()
-		t.next += len(c.Work)
+		t.next, t.used = t.next+len(c.Work), true
 		t.staled = 0
 		t.floor = school.Ledger{
 			Cycle: c.Grant.Cycle, Attempted: max(c.Grant.Attempted, t.sameCycle(c.Grant.Cycle)),
@@ -290,7 +299,9 @@ func (t *turn) resolve(ctx context.Context, c school.Claim) error {
 func (t *turn) withdraw(ctx context.Context, c school.Claim) error {
 	call, cancel := detached(ctx, storeTimeout)
 	defer cancel()
-	if err := t.c.queue.Withdraw(call, t.term, c.Batch); err != nil {
+	err := t.c.queue.Withdraw(call, t.term, c.Batch)
+	t.point(Withdrawn)
+	if err != nil {
 		return fmt.Errorf("withdraw batch %s of school %s: %w", c.Batch, t.school, err)
 	}
 	return t.settle(ctx, c.Batch, c.Grant.Cycle, 0)
@@ -301,7 +312,7 @@ func (t *turn) withdraw(ctx context.Context, c school.Claim) error {
 func (t *turn) send(ctx context.Context, c school.Claim) []sender.Result {
 	ctx, cancel := detached(ctx, t.lane.sender.Longest())
 	defer cancel()
-	b := sender.Batch{ID: c.Batch, School: t.school, Fence: t.term.Fence, Gate: t.lease.Check}
+	b := sender.Batch{ID: c.Batch, School: t.school, Fence: t.term.Fence, Gate: t.gate(c.Size())}
 	for i := range c.Work {
 		w := &c.Work[i]
 		if !w.Sendable() {
@@ -320,7 +331,9 @@ func (t *turn) send(ctx context.Context, c school.Claim) []sender.Result {
 			Attempt: w.Standing.Attempts + 1, Requeued: w.Requeued,
 		})
 	}
-	return t.lane.sender.Send(ctx, b)
+	results := t.lane.sender.Send(ctx, b)
+	t.point(Sent)
+	return results
 }
 
 // content is the notice as a sender sees it, made once a turn.
@@ -369,6 +382,7 @@ func (t *turn) record(ctx context.Context, c school.Claim, results []sender.Resu
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		call, cancel := detached(ctx, storeTimeout)
 		err := t.c.queue.Record(call, r)
+		t.point(Recorded)
 		cancel()
 		switch {
 		case err == nil:

@@ -36,6 +36,9 @@ import (
 // ErrStopping is the cause with which turns end when the replica stops.
 var ErrStopping = errors.New("replica is stopping")
 
+// errPanicked says that a call ended by a panic, which was logged.
+var errPanicked = errors.New("panicked")
+
 // errGivenUp says that results were not recorded: it is logged even at the stop.
 var errGivenUp = errors.New("results given up")
 
@@ -322,10 +325,7 @@ func (c *Coordinator) guardedTurn(ctx context.Context, schoolID, senderName stri
 	}()
 	defer func() {
 		if r := recover(); r != nil {
-			// The value may hold anything, message text included: its type and
-			// the stack say where, and that is enough.
-			c.log.Error("a turn panicked", "event", "turn_panicked", "school", schoolID,
-				"kind", fmt.Sprintf("%T", r), "stack", string(debug.Stack()))
+			c.logPanic("a turn panicked", "turn_panicked", r, "school", schoolID)
 			v = verdict{kind: verdictFailed}
 		}
 	}()
@@ -447,7 +447,7 @@ func (c *Coordinator) tellLast(ctx context.Context) {
 }
 
 func (c *Coordinator) publish(ctx context.Context, schools []string) {
-	if err := c.peers.Wake(ctx, schools...); err != nil {
+	if err := c.guard("wake peers", func() error { return c.peers.Wake(ctx, schools...) }); err != nil {
 		c.log.Debug("peers could not be told of work; their tick finds it", "event", "wake_failed", "error", err)
 	}
 }
@@ -472,8 +472,11 @@ func (c *Coordinator) queuedHints() []string {
 func (c *Coordinator) Tick(ctx context.Context) error {
 	call, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	due, err := c.queue.Due(call, c.cfg.Horizon)
-	if err != nil {
+	var due []school.Due
+	if err := c.guard("look for due schools", func() (err error) {
+		due, err = c.queue.Due(call, c.cfg.Horizon)
+		return err
+	}); err != nil {
 		return fmt.Errorf("dispatch tick: %w", err)
 	}
 	c.storeAnswered()
@@ -482,7 +485,12 @@ func (c *Coordinator) Tick(ctx context.Context) error {
 	}
 	// A notice of a million takes a hundred steps; they may take some of the tick.
 	for began := time.Now(); time.Since(began) < expireFor; {
-		switch n, err := c.queue.Expire(call, expireSteps); {
+		n := 0
+		err := c.guard("expire notices", func() (err error) {
+			n, err = c.queue.Expire(call, expireSteps)
+			return err
+		})
+		switch {
 		case err != nil:
 			return fmt.Errorf("dispatch tick: expire notices: %w", err)
 		case n == 0:
@@ -494,7 +502,11 @@ func (c *Coordinator) Tick(ctx context.Context) error {
 
 // Sweep is the recovery sweep, once per slot in the whole cluster (R22).
 func (c *Coordinator) Sweep(ctx context.Context) error {
-	stranded, err := c.queue.Sweep(ctx)
+	stranded := 0
+	err := c.guard("sweep", func() (err error) {
+		stranded, err = c.queue.Sweep(ctx)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("recovery sweep: %w", err)
 	}
@@ -502,6 +514,26 @@ func (c *Coordinator) Sweep(ctx context.Context) error {
 		c.log.Error("recipients were stranded and are put back", "event", "stranded_recovered", "recipients", stranded)
 	}
 	return c.Tick(ctx)
+}
+
+// guard makes an error of a panic in what f asks of a store, so that one row that
+// nobody thought of does not end every replica in turn. It is for calls outside a
+// turn, and for those alone: where a panic would leave a lock of this package
+// taken, the process had better end.
+func (c *Coordinator) guard(what string, f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			c.logPanic("a call panicked", "call_panicked", r, "call", what)
+			err = fmt.Errorf("%s: %w", what, errPanicked)
+		}
+	}()
+	return f()
+}
+
+// logPanic says where. The value may hold anything, message text included: its
+// type and the stack are enough.
+func (c *Coordinator) logPanic(msg, event string, value any, args ...any) {
+	c.log.Error(msg, append(args, "event", event, "kind", fmt.Sprintf("%T", value), "stack", string(debug.Stack()))...)
 }
 
 // Lanes tells the state of each sender as this replica sees it.
@@ -539,7 +571,9 @@ func (c *Coordinator) storeLives(ctx context.Context) error {
 	}
 	call, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if err := c.queue.Ping(call); err != nil {
+	err := c.queue.Ping(call)
+	point(Pinged, false)
+	if err != nil {
 		return fmt.Errorf("store does not answer: %w", err)
 	}
 	c.storeAnswered()

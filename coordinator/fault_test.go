@@ -96,6 +96,36 @@ func TestTheStopGivesUpOnResultsThatCannotBeRecorded(t *testing.T) {
 	})
 }
 
+// TestAPanicOutsideOfATurnEndsNothing lets what is asked beside the turns panic:
+// a row that nobody thought of must not end one replica after the other.
+func TestAPanicOutsideOfATurnEndsNothing(t *testing.T) {
+	t.Parallel()
+	for _, op := range []string{"due", "expire", "sweep", "tell"} {
+		t.Run(op, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, func(w *world) {
+				w.script.onCall(op, panics(1))
+				r := w.start("r1") // asks what is due
+				if op == "sweep" {
+					require.ErrorContains(w, r.Sweep(r.ctx), "panicked")
+				}
+				w.outbox.accept("A", 3)
+				r.Wake("A")
+				w.pass(time.Second)
+				lines := w.log.events("call_panicked")
+				require.Len(w, lines, 1)
+				require.Equal(w, "*errors.errorString", lines[0]["kind"], "by type, without the value")
+				require.Equal(w, []int{3}, w.sizes("A"))
+				require.NoError(w, r.Sweep(r.ctx))
+				w.outbox.accept("B", 1)
+				r.Wake("B")
+				w.pass(time.Second)
+				require.Contains(w, w.told, "B", "the peers are told again")
+			})
+		})
+	}
+}
+
 // TestAPanicConcernsOneSchoolAlone lets each call of a turn panic once.
 func TestAPanicConcernsOneSchoolAlone(t *testing.T) {
 	t.Parallel()

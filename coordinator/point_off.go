@@ -2,6 +2,8 @@
 
 package coordinator
 
-// point marks the gap between two steps of a turn. Built with the tag
-// failpoints, the process can be made to die there.
-func point(string, bool) {}
+// point marks a gap between two steps of a turn.
+func point(Point, bool) {}
+
+// gate is what the sender asks before a message leaves.
+func (t *turn) gate(int) func() error { return t.lease.Check }

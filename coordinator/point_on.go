@@ -8,16 +8,24 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
-var pointHits atomic.Int64
+var pointHits, pointWaits atomic.Int64
 
 // point kills the process with SIGKILL when the environment asks for it:
 // FAILPOINT=name or name:filled or name:ordinary, with FAILPOINT_AT=n for the
-// n-th time (1). "filled" is the batch that reaches the limit.
-func point(name string, filled bool) {
+// n-th time (1). "filled" is the batch that reaches the limit. With
+// FAILPOINT_WAIT=name:duration it stands still before, the first time it comes
+// there, so that what a slow process meets can be arranged.
+func point(p Point, filled bool) {
+	if name, for_, ok := strings.Cut(os.Getenv("FAILPOINT_WAIT"), ":"); ok && name == string(p) && pointWaits.Add(1) == 1 {
+		if d, err := time.ParseDuration(for_); err == nil {
+			time.Sleep(d)
+		}
+	}
 	want, kind, _ := strings.Cut(os.Getenv("FAILPOINT"), ":")
-	if want != name || kind == "filled" && !filled || kind == "ordinary" && filled {
+	if want != string(p) || kind == "filled" && !filled || kind == "ordinary" && filled {
 		return
 	}
 	at, err := strconv.ParseInt(os.Getenv("FAILPOINT_AT"), 10, 64)
@@ -27,5 +35,20 @@ func point(name string, filled bool) {
 	if pointHits.Add(1) == at {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
+	}
+}
+
+// Pass is a point of another package's.
+func Pass(p Point) { point(p, false) }
+
+// gate is what the sender asks before a message leaves. HalfSent is where half of
+// a batch's n messages have asked.
+func (t *turn) gate(n int) func() error {
+	var asked atomic.Int64
+	return func() error {
+		if asked.Add(1) == int64(n/2+1) {
+			t.point(HalfSent)
+		}
+		return t.lease.Check()
 	}
 }

@@ -52,10 +52,13 @@ type turn struct {
 	lane  *lane
 	floor school.Ledger // the ledger as this term has written it
 
+	filled bool // the last reservation reached the limit
+
 	page      school.Page
 	announced bool
-	next      int // first item of page not yet worked on
-	staled    int // pages in a row that were stale
+	next      int  // first item of page not yet worked on
+	used      bool // something of page was worked on or fell out of it
+	staled    int  // pages in a row that were stale
 	contents  map[int64]*sender.Content
 	fresh     map[int64]bool // notices of the page of which nothing was sent yet
 	nextDue   time.Duration  // from looked on, until the earliest later work; 0: none known
@@ -102,11 +105,14 @@ func (t *turn) run(ctx context.Context) (verdict, error) {
 	}
 	var v verdict
 	err = t.c.holder.Hold(ctx, t.school, t.c.etc.of(t.school), func(ctx context.Context, l Lease) error {
+		t.point(Acquired)
 		var err error
 		t.lease = l
 		v, err = t.held(ctx)
+		t.point(Ended)
 		return err
 	})
+	t.point(Released)
 	var busy *BusyError
 	switch {
 	case errors.As(err, &busy):
@@ -132,6 +138,7 @@ func (t *turn) peek(ctx context.Context) (school.Peek, error) {
 	ctx, cancel := context.WithTimeout(ctx, arbiterTimeout)
 	defer cancel()
 	peek, err := t.c.budget.Peek(ctx, t.school)
+	t.point(Peeked)
 	if err != nil {
 		return peek, fmt.Errorf("peek at school %s: %w", t.school, err)
 	}
@@ -142,6 +149,7 @@ func (t *turn) workIn(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	in, err := t.c.queue.WorkIn(ctx, t.school)
+	t.point(Looked)
 	if err != nil {
 		return 0, fmt.Errorf("look for work of school %s: %w", t.school, err)
 	}
@@ -151,19 +159,15 @@ func (t *turn) workIn(ctx context.Context) (time.Duration, error) {
 
 // held is the turn under the lock.
 func (t *turn) held(ctx context.Context) (verdict, error) {
-	point("acquired", false)
 	if v, done, err := t.open(ctx); done || err != nil {
 		return v, err
 	}
-	point("opened", false)
 	if v, done, err := t.drain(ctx); done || err != nil {
 		return v, err
 	}
-	point("drained", false)
 	if err := t.reconcile(ctx); err != nil {
 		return verdict{kind: verdictFailed}, err
 	}
-	point("reconciled", false)
 	if t.floor.Resting > 0 {
 		return resting(t.floor.Resting), nil
 	}
@@ -193,7 +197,7 @@ func (t *turn) held(ctx context.Context) (verdict, error) {
 		if err := t.askFirst(ctx); err != nil {
 			return t.storeVerdict(err), err
 		}
-		if !t.anySendable() {
+		if !t.anySendable() || t.short() {
 			continue
 		}
 		v, done, err := t.batch(ctx)
@@ -209,6 +213,7 @@ func (t *turn) open(ctx context.Context) (v verdict, done bool, err error) {
 	call, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	term, err := t.c.queue.OpenTerm(call, t.school, t.lease.Acquisition(), t.c.cfg.Instance)
+	t.point(Opened)
 	if errors.Is(err, school.ErrNotFound) {
 		return verdict{kind: verdictIdle}, true, nil // a hint of a school that is not there
 	}
@@ -226,7 +231,9 @@ func (t *turn) open(ctx context.Context) (v verdict, done bool, err error) {
 	}
 	call, cancel = context.WithTimeout(ctx, arbiterTimeout)
 	defer cancel()
-	if err := t.lease.Bind(call, term.Fence); err != nil {
+	err = t.lease.Bind(call, term.Fence)
+	t.point(Bound)
+	if err != nil {
 		return t.leaseVerdict(), false, fmt.Errorf("bind fence %d of school %s: %w", term.Fence, t.school, err)
 	}
 	t.lease.Progress()
@@ -240,6 +247,7 @@ func (t *turn) drain(ctx context.Context) (v verdict, done bool, err error) {
 		call, cancel := context.WithTimeout(ctx, storeTimeout)
 		defer cancel()
 		orphans, err := t.c.queue.Takeover(call, t.term, t.c.cfg.Retry)
+		t.point(TakenOver)
 		if err != nil {
 			return t.storeVerdict(err), false, fmt.Errorf("take over batches of school %s: %w", t.school, err)
 		}
@@ -249,6 +257,7 @@ func (t *turn) drain(ctx context.Context) (v verdict, done bool, err error) {
 				return verdict{kind: verdictFailed}, false, err
 			}
 		}
+		t.point(Drained)
 		if n := len(orphans.Batches); n > 0 {
 			t.c.metrics.orphaned.Add(float64(n))
 			t.c.log.Warn("batches of a dead owner were taken over", "event", "orphans_recovered",
@@ -273,7 +282,9 @@ func (t *turn) drain(ctx context.Context) (v verdict, done bool, err error) {
 func (t *turn) reconcile(ctx context.Context) error {
 	call, cancel := context.WithTimeout(ctx, arbiterTimeout)
 	defer cancel()
-	if err := t.c.budget.Reconcile(call, t.school, t.floor, t.rule); err != nil {
+	err := t.c.budget.Reconcile(call, t.school, t.floor, t.rule)
+	t.point(Reconciled)
+	if err != nil {
 		return fmt.Errorf("reconcile quota of school %s: %w", t.school, err)
 	}
 	return nil
@@ -284,12 +295,13 @@ func (t *turn) turnPage(ctx context.Context) (v verdict, done bool, err error) {
 	call, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	page, err := t.c.queue.Page(call, t.term, t.c.cfg.Page)
+	t.point(Paged)
 	if err != nil {
 		return t.storeVerdict(err), false, fmt.Errorf("read page of school %s: %w", t.school, err)
 	}
 	t.c.storeAnswered()
 	t.lease.Progress()
-	t.page, t.next, t.looked, t.nextDue = page, 0, time.Now(), page.NextDue
+	t.page, t.next, t.used, t.looked, t.nextDue = page, 0, false, time.Now(), page.NextDue
 	t.fresh = map[int64]bool{}
 	for i := range page.Work {
 		if w := &page.Work[i]; w.Kind == school.First && w.Seq == 1 {
@@ -326,9 +338,10 @@ func (t *turn) dueIn(d time.Duration) {
 }
 
 // short reports whether what is left of the page would make a batch smaller
-// than the work that waits beyond the page allows (R3).
+// than the work that waits beyond the page allows (R3). A page that is as it was
+// read would be no longer if it were read again.
 func (t *turn) short() bool {
-	return t.next > 0 && t.page.More && t.sendable(t.c.cfg.Batch) < t.c.cfg.Batch
+	return t.used && t.page.More && t.sendable(t.c.cfg.Batch) < t.c.cfg.Batch
 }
 
 // stale forgets the page because the store has moved on. That a page made anew
@@ -356,6 +369,7 @@ func (t *turn) skip(ctx context.Context) error {
 	defer cancel()
 	work := t.page.Work[t.next:]
 	err := t.c.queue.Skip(call, t.term, work)
+	t.point(Skipped)
 	if errors.Is(err, school.ErrStalePage) {
 		return t.stale()
 	}
@@ -370,11 +384,13 @@ func (t *turn) skip(ctx context.Context) error {
 
 // ended says why a turn whose context ended ended.
 func (t *turn) ended(ctx context.Context) (verdict, error) {
+	gate := t.lease.Check()
+	t.point(Checked)
 	switch {
 	case errors.Is(context.Cause(ctx), ErrStopping):
 		// The school has work that nobody holds now.
 		return verdict{kind: verdictIdle, tell: true}, nil
-	case t.lease.Check() == nil:
+	case gate == nil:
 		// It was held for as long as one hold may: others first, then on with it.
 		return verdict{kind: verdictYield, look: true, tell: true}, nil
 	}
@@ -401,7 +417,12 @@ func (t *turn) storeVerdict(err error) verdict {
 func (t *turn) settle(ctx context.Context, batch string, cycle int64, attempted int) error {
 	call, cancel := detached(ctx, arbiterTimeout)
 	defer cancel()
+	behind := Settled
+	if attempted == 0 {
+		behind = GivenBack
+	}
 	err := t.c.budget.Settle(call, school.Settlement{School: t.school, Batch: batch, Cycle: cycle, Attempted: attempted})
+	t.point(behind)
 	if err != nil && !errors.Is(err, school.ErrReservationUnknown) {
 		return fmt.Errorf("settle batch %s of school %s: %w", batch, t.school, err)
 	}

@@ -141,7 +141,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	}
 
 	n.keeper, err = watchdog.New(watchdog.Config{ProgressWithin: max(30*time.Second, 2*longestBatch(s)), Now: now},
-		s.InstanceID, redislease.NewLocks(locks, keys), n.log, reg)
+		s.InstanceID, pointed(redislease.NewLocks(locks, keys)), n.log, reg)
 	if err != nil {
 		return nil, err
 	}
