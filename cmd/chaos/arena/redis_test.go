@@ -293,11 +293,17 @@ func TestRedisForgetsWhileSchoolsSend(t *testing.T) {
 		untilRefused(ctx, t, "NOSCRIPT", a.Redis)
 		allSend(ctx, t, a)
 
-		a.Broke("redis-readonly", a.Redis.Addr())
-		do(ctx, t, a.Redis, "REPLICAOF 127.0.0.1 1")
-		untilRefused(ctx, t, "READONLY", a.Redis)
-		do(ctx, t, a.Redis, "REPLICAOF NO ONE")
-		allSend(ctx, t, a)
+		for _, refusal := range []struct{ code, begin, end string }{
+			{"READONLY", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"},
+			{"OOM", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"},
+			{"NOREPLICAS", "CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"},
+		} {
+			a.Broke("redis-refuses", refusal.code)
+			do(ctx, t, a.Redis, refusal.begin)
+			untilRefused(ctx, t, refusal.code, a.Redis)
+			do(ctx, t, a.Redis, refusal.end)
+			allSend(ctx, t, a)
+		}
 
 		// An older dump comes back, with the counts of then.
 		do(ctx, t, a.Redis, `EVAL "for i = 1, 500 do redis.call('set', 'filler:'..i, string.rep('x', 1000)) end" 0`)
