@@ -175,7 +175,7 @@ func TestServe(t *testing.T) {
 func TestServeRefusals(t *testing.T) {
 	t.Parallel()
 	s := newStage() // its replica has no serve: reaching it would panic
-	s.failed(t, exitFailed, "settings: --quota-limit: quota.limit: \"many\" is not a whole number", "serve", "--quota-limit", "many")
+	s.failed(t, exitFailed, "settings: --quota-limit: quota.limit: \"many\" is not a whole number; give 1 to 1000000", "serve", "--quota-limit", "many")
 	s.failed(t, exitFailed, "settings: cannot read x.yaml: file does not exist; name an existing file with --config or leave --config out", "serve", "--config", "x.yaml")
 	require.Equal(t, exitFailed, s.run("serve", "--redis-url", "redis://h"))
 	require.Contains(t, s.err.String(), "schoolbell: settings: database_url: is empty, but redis.url is set (--redis-url); set both")

@@ -127,7 +127,8 @@ func flagName(path string) string { return strings.NewReplacer(".", "-", "_", "-
 // is often right and only in the wrong group.
 func closest(name string, known []string, sep string) string {
 	last := name[strings.LastIndex(name, sep)+1:]
-	best, distance := "", max(2, len(name)/4)+1
+	// Of a short name half the letters must be right, or it resembles everything.
+	best, distance := "", min(max(2, len(name)/4), max(1, (len(name)-1)/2))+1
 	var sameLast []string
 	for _, k := range slices.Sorted(slices.Values(known)) {
 		if d := editDistance(name, k); d < distance {

@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -71,6 +72,9 @@ func (r *fileReader) read(content []byte) {
 			if se.Token != nil && se.Token.Position != nil {
 				origin.Line = se.Token.Position.Line
 			}
+			if tabbed(content, origin.Line) {
+				message = "is not valid YAML: the line begins with a tab; indent with spaces"
+			}
 		}
 		r.ps.add("", origin, message)
 		return
@@ -88,6 +92,17 @@ func (r *fileReader) read(content []byte) {
 	for _, body := range bodies {
 		r.mapping(nil, body)
 	}
+}
+
+// tabbed reports whether a line, counted from 1, is indented with a tab, which
+// looks right in an editor and which the parser blames on whatever follows.
+func tabbed(content []byte, line int) bool {
+	lines := bytes.Split(content, []byte("\n"))
+	if line < 1 || line > len(lines) {
+		return false
+	}
+	text := lines[line-1]
+	return bytes.IndexByte(text[:len(text)-len(bytes.TrimLeft(text, " \t"))], '\t') >= 0
 }
 
 // mapping reads the entries of a group. An empty group says nothing.

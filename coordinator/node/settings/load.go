@@ -215,7 +215,11 @@ func parse(f field, path, text string, origin Origin, ps *problems) (any, bool) 
 			return b, true
 		}
 	}
-	ps.add(path, origin, fmt.Sprintf("%q is not %s", text, f.kind))
+	message := fmt.Sprintf("%q is not %s", text, f.kind)
+	if low, high, ok := strings.Cut(f.bounds, ".."); ok {
+		message += fmt.Sprintf("; give %s to %s", low, high)
+	}
+	ps.add(path, origin, message)
 	return nil, false
 }
 

@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -172,7 +173,19 @@ func TestRefusals(t *testing.T) {
 		{"empty sender", "senders:\n  main:\n", nil,
 			"schoolbell.yaml:2: senders.main: says nothing; give it a kind: fcm, relay or log"},
 		{"no number", "quota:\n  limit: many\n", nil,
-			`schoolbell.yaml:2: quota.limit: "many" is not a whole number`},
+			`schoolbell.yaml:2: quota.limit: "many" is not a whole number; give 1 to 1000000`},
+		{"no duration", "quota:\n  rest: long\n", nil,
+			`schoolbell.yaml:2: quota.rest: "long" is not a duration such as 500ms, 180s or 2160h; give 1ms to 168h`},
+		{"misspelt kind", "senders:\n  main:\n    kind: fmc\n", nil,
+			`schoolbell.yaml:3: senders.main.kind: "fmc" is not one of fcm, relay, log`},
+		{"short and like none", "foo: 3\n", nil,
+			"schoolbell.yaml:1: foo: unknown setting; remove it (schoolbell serve --print-config lists the known ones)"},
+		{"short and near", "lgo: {level: info}\n", nil,
+			"schoolbell.yaml:1: lgo: unknown setting; did you mean log?"},
+		{"tab", "quota:\n\tlimit: 3\n", nil,
+			"schoolbell.yaml:2: is not valid YAML: the line begins with a tab; indent with spaces"},
+		{"tab after spaces", "quota:\n  rest: 1s\n  \tlimit: 3\n", nil,
+			"schoolbell.yaml:3: is not valid YAML: the line begins with a tab; indent with spaces"},
 		{"no unit", "quota:\n  rest: 180\n", nil,
 			"schoolbell.yaml:2: quota.rest: 180 has no unit; write 180s for seconds"},
 		{"no truth", "senders: {main: {kind: fcm, dry_run: perhaps}}\n", nil,
@@ -198,15 +211,19 @@ func TestRefusals(t *testing.T) {
 		{"rate of a log", "senders:\n  main:\n    kind: log\n    rate_per_minute: 5\n", nil,
 			"schoolbell.yaml:4: senders.main.rate_per_minute: belongs to kind fcm or relay, but senders.main.kind is log; remove one of them"},
 		{"sender's name", "senders:\n  'a b':\n    kind: log\n", nil,
-			"schoolbell.yaml:3: senders.a b: a sender's name must be 1 to 64 letters, digits, dots, underscores or dashes"},
+			"schoolbell.yaml:3: senders.a b: a sender's name must be 1 to 64 of the characters A-Z a-z 0-9 . _ -"},
 		{"relay without url", "senders: {main: {kind: relay}}\n", nil,
-			"senders.main.url: is missing; give the address that takes the batches, e.g. https://relay.example/push"},
+			"schoolbell.yaml:1: senders.main.url: is missing; give the address that takes the batches, e.g. https://relay.example/push"},
 		{"relay with a password", "senders: {main: {kind: relay, url: 'http://u:pa55@h'}}\n", nil,
 			"schoolbell.yaml:1: senders.main.url: holds a user or password; a relay is told who calls by senders.main.token"},
 		{"endpoint with a path", "senders: {main: {kind: fcm, endpoint: 'http://h:1/v1'}}\n", nil,
 			"schoolbell.yaml:1: senders.main.endpoint: must be scheme://host:port; /v1/… is added"},
 		{"wrong database", "database_url: mysql://root:pa55@h/d\n", nil,
 			"schoolbell.yaml:1: database_url: must begin with postgres:// or postgresql://"},
+		{"database without a host", "database_url: postgres:///bell?user=pa55\n", nil,
+			"schoolbell.yaml:1: database_url: names no host; write postgres://user:password@host:5432/name, or postgres:///name?host=/var/run/postgresql for the socket of a server on this machine"},
+		{"redis without a host", "redis: {url: 'redis:///0?host=/run/redis'}\n", nil,
+			"schoolbell.yaml:1: redis.url: names no host; write redis://host:port…"},
 		{"unreadable url", "redis: {url: 'redis://:pa%55%@h'}\n", nil,
 			"schoolbell.yaml:1: redis.url: is not a URL; write redis://…, with special characters of a password percent-encoded"},
 		{"prefix", "redis: {prefix: 'a{b}'}\n", nil,
@@ -227,7 +244,7 @@ func TestRefusals(t *testing.T) {
 		{"etc over its most", "lock: {etc: 61s}\n", nil,
 			"schoolbell.yaml:1: lock.etc: 1m1s is more than lock.etc_max 1m0s; lower lock.etc or raise lock.etc_max"},
 		{"two senders, no default", "senders: {a: {kind: log}, b: {kind: log}}\n", nil,
-			"default_sender: must be set, since there are several senders: a, b"},
+			"schoolbell.yaml:1: default_sender: must be set, since there are several senders: a, b; write e.g. default_sender: a"},
 		{"unknown default", "default_sender: fcm\n", nil,
 			`schoolbell.yaml:1: default_sender: "fcm" is not one of the senders: log`},
 		{"in_flight below a batch", "senders: {main: {kind: fcm, in_flight: 199}}\n", nil,
@@ -340,14 +357,14 @@ func TestServe(t *testing.T) {
 		{"relay", "senders: {r: {kind: relay, url: 'http://h'}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...), ""},
 		{"embedded", "", nil, ""},
 		{"embedded for everybody", "", []string{"SCHOOLBELL_HTTP_LISTEN=:8080"},
-			"http.admin_key: http.auth is keys and there is no key; set http.admin_key (SCHOOLBELL_ADMIN_KEY); keys made by `schoolbell key create` are not available in this version"},
+			"http.admin_key: http.auth is keys and there is no key; set http.admin_key (SCHOOLBELL_ADMIN_KEY) to a long random text, e.g. what `openssl rand -hex 24` prints"},
 		{"embedded with a key", "", []string{"SCHOOLBELL_HTTP_LISTEN=:8080", "SCHOOLBELL_ADMIN_KEY=k"}, ""},
 		{"no Redis", "", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores[0]),
 			"redis.url: is empty, but database_url is set (SCHOOLBELL_DATABASE_URL); set both (SCHOOLBELL_REDIS_URL, e.g. redis://host:6379/0), or neither, which keeps everything in this process and an SQLite file"},
 		{"no database", "redis: {url: 'redis://:pa55@h'}", []string{"SCHOOLBELL_ADMIN_KEY=k"},
 			"database_url: is empty, but redis.url is set (schoolbell.yaml:1); set both (SCHOOLBELL_DATABASE_URL, e.g. postgres://user:password@host:5432/schoolbell), or neither, which keeps everything in this process and an SQLite file"},
 		{"no key", "", stores,
-			"http.admin_key: http.auth is keys and there is no key; set http.admin_key (SCHOOLBELL_ADMIN_KEY); keys made by `schoolbell key create` are not available in this version"},
+			"http.admin_key: http.auth is keys and there is no key; set http.admin_key (SCHOOLBELL_ADMIN_KEY) to a long random text, e.g. what `openssl rand -hex 24` prints"},
 		{"open to everybody", "http: {auth: none}", stores,
 			"schoolbell.yaml:1: http.auth: none lets everybody in who reaches http.listen :8080 (default outside the embedded mode); listen on 127.0.0.1 or set http.auth to keys"},
 		{"fcm", "senders: {f: {kind: fcm, credentials_file: /etc/account.json, dry_run: true}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...), ""},
@@ -422,6 +439,40 @@ func TestWhatIsPrintedLoadsAgain(t *testing.T) {
 	again := load(t, world(out.String()))
 	s.origins, again.origins = nil, nil
 	require.Equal(t, s, again)
+}
+
+func TestDatabaseOnASocket(t *testing.T) {
+	t.Parallel()
+	const url = "postgres:///bell?host=%2Fvar%2Frun%2Fpostgresql&port=5433&user=pa"
+	s := load(t, world("", "SCHOOLBELL_DATABASE_URL="+url+"&password=pa55"))
+	require.Equal(t, Secret(url+"&password=pa55"), s.DatabaseURL)
+	var out strings.Builder
+	require.NoError(t, s.Print(&out))
+	require.Contains(t, out.String(), "database_url: postgres:///bell?host=%2Fvar%2Frun%2Fpostgresql&password=hidden&port=5433&user=pa # SCHOOLBELL_DATABASE_URL\n")
+	require.NotContains(t, out.String(), "pa55")
+}
+
+func TestPrintedAsJSON(t *testing.T) {
+	t.Parallel()
+	s := load(t, world("senders: {'a.b': {kind: relay, url: 'https://h/push?key=pa55', token: pa55}}\nquota: {limit: 50}\n", "SCHOOLBELL_DISPATCH_PACE=90s"))
+	var out strings.Builder
+	require.NoError(t, s.PrintJSON(&out))
+	require.NotContains(t, out.String(), "pa55")
+	var got struct {
+		Settings map[string]any    `json:"settings"`
+		From     map[string]string `json:"from"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(out.String()), &got))
+	require.Equal(t, map[string]any{"limit": 50.0, "rest": "3m", "headroom": 0.0}, got.Settings["quota"])
+	require.Equal(t, "1m30s", got.Settings["dispatch"].(map[string]any)["pace"])
+	require.Equal(t, "Asia/Seoul", got.Settings["timezone"])
+	relay := got.Settings["senders"].(map[string]any)["a.b"].(map[string]any)
+	require.Equal(t, "relay", relay["kind"])
+	require.Equal(t, "(hidden)", relay["token"])
+	require.Equal(t, "schoolbell.yaml:2", got.From["quota.limit"])
+	require.Equal(t, "schoolbell.yaml:1", got.From["senders.a.b.kind"])
+	require.Equal(t, "SCHOOLBELL_DISPATCH_PACE", got.From["dispatch.pace"])
+	require.Equal(t, "default", got.From["timezone"])
 }
 
 func TestEveryFlagNamesASetting(t *testing.T) {

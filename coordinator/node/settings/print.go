@@ -2,6 +2,7 @@ package settings
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/url"
@@ -24,16 +25,56 @@ func (s Settings) Print(w io.Writer) error {
 	for _, name := range s.SenderNames() {
 		fmt.Fprintf(&b, "  %s:\n", quote(name))
 		snd := s.Senders[name]
-		var own []field
-		for _, f := range senderFields() {
-			if takes(f.kinds, snd.Kind) && !(f.path == "rate_per_minute" && snd.RatePerMinute == 0) {
-				own = append(own, f)
-			}
-		}
-		p.lines("senders."+name+".", own, reflect.ValueOf(snd), "    ")
+		p.lines("senders."+name+".", shown(snd), reflect.ValueOf(snd), "    ")
 	}
 	_, err := w.Write(b.Bytes())
 	return err
+}
+
+// PrintJSON writes one JSON object for programs: settings, by group and with
+// the secrets hidden as [Settings.Print] hides them, and from, which says by
+// path where each of them comes from. Durations are texts such as 3m.
+func (s Settings) PrintJSON(w io.Writer) error {
+	from := map[string]string{}
+	tree := func(prefix string, fs []field, root reflect.Value) map[string]any {
+		out := map[string]any{}
+		for _, f := range fs {
+			from[prefix+f.path] = s.Origin(prefix + f.path).String()
+			group, name, grouped := strings.Cut(f.path, ".")
+			in := out
+			if !grouped {
+				name = f.path
+			} else if held, ok := out[group].(map[string]any); ok {
+				in = held
+			} else {
+				in = map[string]any{}
+				out[group] = in
+			}
+			in[name] = plain(f, root.FieldByIndex(f.index))
+		}
+		return out
+	}
+	all := tree("", fields(), reflect.ValueOf(s))
+	senders := map[string]any{}
+	for _, name := range s.SenderNames() {
+		snd := s.Senders[name]
+		senders[name] = tree("senders."+name+".", shown(snd), reflect.ValueOf(snd))
+	}
+	all["senders"] = senders
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(map[string]any{"settings": all, "from": from})
+}
+
+// shown lists the settings that a sender of this kind has.
+func shown(snd Sender) []field {
+	var own []field
+	for _, f := range senderFields() {
+		if takes(f.kinds, snd.Kind) && !(f.path == "rate_per_minute" && snd.RatePerMinute == 0) {
+			own = append(own, f)
+		}
+	}
+	return own
 }
 
 type printer struct {
@@ -62,19 +103,26 @@ func (p printer) lines(prefix string, fs []field, root reflect.Value, indent str
 
 // show writes one value so that a YAML reader gets it back.
 func show(f field, v reflect.Value) string {
+	value := plain(f, v)
+	if text, ok := value.(string); ok && f.kind != kindDuration {
+		return quote(text)
+	}
+	return fmt.Sprint(value)
+}
+
+// plain is a value as it may be shown: a text, a number or a truth.
+func plain(f field, v reflect.Value) any {
 	switch f.kind {
 	case kindSecret:
 		secret := v.Interface().(Secret)
 		if f.secret == "url" {
-			return quote(redact(string(secret)))
+			return redact(string(secret))
 		}
-		return quote(secret.String())
+		return secret.String()
 	case kindDuration:
 		return shortDuration(v.Interface().(time.Duration))
-	case kindText:
-		return quote(v.String())
 	default:
-		return fmt.Sprint(v.Interface())
+		return v.Interface()
 	}
 }
 
@@ -101,6 +149,7 @@ func quote(s string) string {
 // harmless are the query parameters of database, Redis and webhook URLs whose
 // values are no secrets.
 var harmless = map[string]bool{
+	"host": true, "port": true, "user": true, "dbname": true,
 	"sslmode": true, "application_name": true, "connect_timeout": true, "target_session_attrs": true, "search_path": true,
 	"addr": true, "db": true, "protocol": true, "master_name": true, "dial_timeout": true, "read_timeout": true, "write_timeout": true, "pool_size": true,
 }
@@ -111,7 +160,7 @@ func redact(raw string) string {
 		return ""
 	}
 	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" {
+	if err != nil || u.Host == "" && (u.Scheme != "postgres" && u.Scheme != "postgresql" || u.Opaque != "") {
 		return hidden
 	}
 	if _, has := u.User.Password(); has {

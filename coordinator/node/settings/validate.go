@@ -52,7 +52,7 @@ func (s Settings) CheckServe() error {
 	case s.HTTP.Auth == AuthNone && !s.Loopback():
 		c.add("http.auth", "none lets everybody in who reaches %s; listen on 127.0.0.1 or set http.auth to keys", c.cite("http.listen", s.HTTP.Listen))
 	case s.HTTP.Auth == AuthKeys && s.HTTP.AdminKey == "":
-		c.add("http.admin_key", "http.auth is keys and there is no key; set http.admin_key (SCHOOLBELL_ADMIN_KEY); keys made by `schoolbell key create` are not available in this version")
+		c.add("http.admin_key", "http.auth is keys and there is no key; set http.admin_key (SCHOOLBELL_ADMIN_KEY) to a long random text, e.g. what `openssl rand -hex 24` prints")
 	}
 	if s.InstanceID == "" {
 		c.add("instance_id", "is empty; set it (SCHOOLBELL_INSTANCE_ID)")
@@ -171,7 +171,7 @@ func (c *check) forms() {
 	c.key("http.admin_key", s.HTTP.AdminKey)
 	// Empty is left to the caller who knows a host name.
 	if s.InstanceID != "" && !instancePattern.MatchString(s.InstanceID) {
-		c.add("instance_id", "%q must be 1 to 128 letters, digits, dots, underscores or dashes", s.InstanceID)
+		c.add("instance_id", "%q must be 1 to 128 of the characters A-Z a-z 0-9 . _ -", s.InstanceID)
 	}
 	if _, err := time.LoadLocation(s.Timezone); err != nil || s.Timezone == "" {
 		c.add("timezone", "%q is not a time zone; write an IANA name such as Asia/Seoul", s.Timezone)
@@ -193,8 +193,11 @@ func (c *check) url(path string, v Secret, schemes ...string) {
 		c.add(path, "is not a URL; write %s://…, with special characters of a password percent-encoded", schemes[0])
 	case !slices.Contains(schemes, u.Scheme):
 		c.add(path, "must begin with %s", strings.Join(schemes, ":// or ")+"://")
-	case u.Host == "":
+	case u.Host != "":
+	case schemes[0] != "postgres":
 		c.add(path, "names no host; write %s://host:port…", schemes[0])
+	case u.Opaque != "" || u.Query().Get("host") == "": // libpq would look in places that differ from machine to machine
+		c.add(path, "names no host; write postgres://user:password@host:5432/name, or postgres:///name?host=/var/run/postgresql for the socket of a server on this machine")
 	}
 }
 
@@ -208,14 +211,14 @@ func (c *check) key(path string, v Secret) {
 func (c *check) sender(name string, snd Sender) {
 	prefix := "senders." + name + "."
 	if !idPattern.MatchString(name) {
-		c.ps.add("senders."+name, c.senderOrigin(name), "a sender's name must be 1 to 64 letters, digits, dots, underscores or dashes")
+		c.ps.add("senders."+name, c.senderOrigin(name), "a sender's name must be 1 to 64 of the characters A-Z a-z 0-9 . _ -")
 	}
 	if snd.Kind == "" {
 		c.ps.add(prefix+"kind", c.senderOrigin(name), "is missing; give fcm, relay or log")
 		return
 	}
 	v := reflect.ValueOf(snd)
-	for _, f := range senderFields() {
+	for _, f := range senderFields() { // the kind first
 		fv := v.FieldByIndex(f.index)
 		switch {
 		case takes(f.kinds, snd.Kind):
@@ -223,14 +226,18 @@ func (c *check) sender(name string, snd Sender) {
 			if f.path == "rate_per_minute" && fv.IsZero() && c.s.Origin(prefix+f.path).Layer == LayerDefault {
 				continue
 			}
+			sound := len(c.ps)
 			c.bounds(f, prefix+f.path, fv)
+			if f.path == "kind" && len(c.ps) > sound {
+				return // which settings and defaults it has is not known
+			}
 		case !fv.IsZero():
 			c.add(prefix+f.path, "belongs to kind %s, but %skind is %s; remove one of them", strings.Join(strings.Fields(f.kinds), " or "), prefix, snd.Kind)
 		}
 	}
 	switch snd.Kind {
 	case KindRelay:
-		c.relay(prefix, snd)
+		c.relay(name, snd)
 	case KindFCM:
 		c.fcm(prefix, snd)
 	}
@@ -246,9 +253,10 @@ func (c *check) senderOrigin(name string) Origin {
 	return Origin{}
 }
 
-func (c *check) relay(prefix string, snd Sender) {
+func (c *check) relay(name string, snd Sender) {
+	prefix := "senders." + name + "."
 	if snd.URL == "" {
-		c.add(prefix+"url", "is missing; give the address that takes the batches, e.g. https://relay.example/push")
+		c.ps.add(prefix+"url", c.senderOrigin(name), "is missing; give the address that takes the batches, e.g. https://relay.example/push")
 	}
 	for _, address := range []struct {
 		name string
@@ -312,7 +320,8 @@ func (c *check) relations() {
 	case len(s.Senders) == 0:
 		c.add("senders", "there is none; configure one, e.g. senders.log.kind: log")
 	case s.DefaultSender == "":
-		c.add("default_sender", "must be set, since there are several senders: %s", strings.Join(s.SenderNames(), ", "))
+		names := s.SenderNames()
+		c.ps.add("default_sender", c.senderOrigin(names[0]), fmt.Sprintf("must be set, since there are several senders: %s; write e.g. default_sender: %s", strings.Join(names, ", "), names[0]))
 	case !ok:
 		c.add("default_sender", "%q is not one of the senders: %s", s.DefaultSender, strings.Join(s.SenderNames(), ", "))
 	}
