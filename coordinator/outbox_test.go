@@ -197,6 +197,9 @@ func (o *outbox) Due(ctx context.Context, horizon time.Duration) ([]school.Due, 
 	now := time.Now()
 	earliest := map[string]time.Time{}
 	work := func(schoolID string, at time.Time) {
+		if o.schools[schoolID].settings.Paused {
+			return
+		}
 		if e, ok := earliest[schoolID]; !ok || at.Before(e) {
 			earliest[schoolID] = at
 		}
@@ -212,14 +215,14 @@ func (o *outbox) Due(ctx context.Context, horizon time.Duration) ([]school.Due, 
 		}
 	}
 	for _, b := range o.batches {
-		if b.settled == "" {
-			work(b.school, b.deadline)
+		if e, ok := earliest[b.school]; b.settled == "" && (!ok || b.deadline.Before(e)) {
+			earliest[b.school] = b.deadline // of a paused school as well
 		}
 	}
 	var due []school.Due
 	for id, at := range earliest {
 		row := o.schools[id]
-		if row.settings.Paused || at.After(now.Add(horizon)) {
+		if at.After(now.Add(horizon)) {
 			continue
 		}
 		d := school.Due{School: id, Sender: row.settings.Sender, In: max(0, at.Sub(now))}
@@ -240,7 +243,7 @@ func (o *outbox) WorkIn(ctx context.Context, schoolID string) (time.Duration, er
 	defer o.mu.Unlock()
 	in := school.Never
 	row := o.schools[schoolID]
-	if row == nil || row.settings.Paused {
+	if row == nil {
 		return in, nil
 	}
 	now := time.Now()
@@ -248,6 +251,12 @@ func (o *outbox) WorkIn(ctx context.Context, schoolID string) (time.Duration, er
 		if d := max(0, at.Sub(now)); in == school.Never || d < in {
 			in = d
 		}
+	}
+	for _, b := range row.open() {
+		work(b.deadline)
+	}
+	if row.settings.Paused {
+		return in, nil
 	}
 	for _, n := range row.notices {
 		if n.frontier < len(n.recipients) {
@@ -258,9 +267,6 @@ func (o *outbox) WorkIn(ctx context.Context, schoolID string) (time.Duration, er
 				work(r.due)
 			}
 		}
-	}
-	for _, b := range row.open() {
-		work(b.deadline)
 	}
 	return in, nil
 }

@@ -425,6 +425,20 @@ func TestAPausedSchoolSendsNothing(t *testing.T) {
 			require.Equal(w, []string{"peek", "work in"}, w.script.of("A"))
 		})
 	})
+	t.Run("paused with a dead owner's batch", func(t *testing.T) {
+		t.Parallel()
+		inWorld(t, func(w *world) {
+			w.outbox.accept("A", 250)
+			w.orphan("A", 200, 10*time.Second)
+			w.outbox.put(school.School{ID: "A", Paused: true})
+			w.start("r1").Wake("A")
+			w.pass(time.Hour)
+			require.Equal(w, map[school.State]int{school.RetryPending: 200, school.Pending: 50}, w.outbox.states("A"), "what it left is known")
+			require.Empty(w, w.sizes("A"), "and nothing more is claimed")
+			require.NotContains(w, w.script.of("A"), "page")
+			require.Len(w, w.script.of("A"), 10, "nor looked at without need: %v", w.script.of("A"))
+		})
+	})
 	t.Run("paused before a page without anybody to send to", func(t *testing.T) {
 		t.Parallel()
 		inWorld(t, func(w *world) {

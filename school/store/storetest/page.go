@@ -186,7 +186,7 @@ var pageTests = []test{
 		require.Equal(w.t, school.NoticeCompleted, w.progress(id).Status)
 		require.Empty(w.t, w.page(term, 10).Work)
 	}},
-	{"Due/names a school for each kind of work and leaves out the paused", func(w *world) {
+	{"Due/names a school for each kind of work and of a paused one only what is orphaned", func(w *world) {
 		due := func() []string {
 			list, err := w.Store.Due(w.ctx(), 0)
 			require.NoError(w.t, err)
@@ -207,6 +207,8 @@ var pageTests = []test{
 		retry, orphan := w.term("retry", "x"), w.term("orphan", "x")
 		w.record(retry, w.claim(retry, w.page(retry, 1).Work), all(school.Unavailable))
 		w.claim(orphan, w.page(orphan, 1).Work)
+		w.notice("orphan", 1)
+		require.NoError(w.t, w.Store.Pause(w.ctx(), "orphan"))
 		require.Equal(w.t, []string{"first"}, due())
 		w.Elapse(w.t, 2*time.Minute)
 		require.Equal(w.t, []string{"first", "orphan", "retry"}, due())
