@@ -290,6 +290,33 @@ func (p *Postgres) Restart(ctx context.Context, mode Shutdown) error {
 	return again(ctx, p.start)
 }
 
+// Promote stops the server, starts it as a standby of nobody and promotes it, on
+// the same port and data: what it wrote is what such a standby has, and it goes on
+// on a new timeline as after a failover.
+func (p *Postgres) Promote(ctx context.Context, mode Shutdown) error {
+	p.srv.mu.Lock()
+	defer p.srv.mu.Unlock()
+	if err := p.stop(ctx, mode); err != nil {
+		return err
+	}
+	signal := filepath.Join(p.dataDir(), "standby.signal")
+	if err := os.WriteFile(signal, nil, 0o600); err != nil {
+		return fmt.Errorf("promote postgres: %w", err)
+	}
+	if p.cred != nil {
+		if err := os.Chown(signal, int(p.cred.Uid), int(p.cred.Gid)); err != nil {
+			return fmt.Errorf("promote postgres: %w", err)
+		}
+	}
+	if err := again(ctx, p.start); err != nil {
+		return err
+	}
+	if err := p.exec(ctx, func(*pgconn.PgConn) string { return "SELECT pg_promote()" }); err != nil {
+		return fmt.Errorf("promote postgres: %w", err)
+	}
+	return nil
+}
+
 // Stop stops the server; Restart starts it again.
 func (p *Postgres) Stop(ctx context.Context, mode Shutdown) error {
 	p.srv.mu.Lock()

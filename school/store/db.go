@@ -58,6 +58,7 @@ type Config struct {
 	Now func() time.Time // for the ids of notices, which show their age; nil: time.Now
 
 	onNotice    func(*pgconn.Notice) // what the server says beside its answers; tests read plans
+	sweepRows   int                  // counted by one sweep
 	listenProbe time.Duration        // silence after which a listening connection is asked for an answer; 20 s
 }
 
@@ -90,6 +91,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.listenProbe == 0 {
 		c.listenProbe = 20 * time.Second
 	}
+	if c.sweepRows == 0 {
+		c.sweepRows = sweepRows
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -112,8 +116,6 @@ type DB struct {
 	reads    *pgxpool.Pool
 	readSQL  *sql.DB
 	readModels
-
-	sweep sweep
 }
 
 // Open connects and checks the schema: ErrSchemaOld where it must be migrated
@@ -165,6 +167,7 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	if err := db.checkSchema(ctx); err != nil {
 		return nil, err
 	}
+	db.noteTimeline(ctx)
 	if err := db.mutate(ctx); err != nil {
 		return nil, err
 	}

@@ -19,6 +19,18 @@ func (c Config) ListenProbe(d time.Duration) Config {
 	return c
 }
 
+// SweepRows sets how many recipients one sweep counts.
+func (c Config) SweepRows(n int) Config {
+	c.sweepRows = n
+	return c
+}
+
+// SweepRows sets how many recipients one sweep counts.
+func (c SQLiteConfig) SweepRows(n int) SQLiteConfig {
+	c.sweepRows = n
+	return c
+}
+
 // BeforeCommit is called between the last look at a call's context and COMMIT.
 func (db *SQLite) BeforeCommit(f func()) { db.beforeCommit = f }
 

@@ -21,7 +21,7 @@ import (
 // SchemaVersion is the step of the schema that this program was written for.
 // It works with exactly one step more, so that a schema can be migrated while
 // the replicas of the release before still run.
-const SchemaVersion = 7
+const SchemaVersion = 8
 
 var (
 	ErrSchemaOld = errors.New("schema is older than this program: run `schoolbell migrate up`")
@@ -139,4 +139,20 @@ func (db *DB) checkSchema(ctx context.Context) error {
 		return fmt.Errorf("version %d, known %d: %w", version, SchemaVersion, ErrSchemaNew)
 	}
 	return nil
+}
+
+// noteTimeline notes on which timeline the database is, so that a failover is
+// known of when something of before it is to be taken over. Where the service does
+// not tell, that is all that is lost.
+func (db *DB) noteTimeline(ctx context.Context) {
+	var timeline *int
+	var since *time.Time
+	err := db.dispatch.QueryRow(ctx, `SELECT schoolbell_timeline(), schoolbell_failed_over_at()`).Scan(&timeline, &since)
+	switch {
+	case err != nil || timeline == nil:
+		db.log.WarnContext(ctx, "the database does not tell its timeline: after a failover, what a dead owner left is taken over 30 s sooner than is safe where the machines' clocks differ",
+			"event", "timeline_unknown", "error", err)
+	case since != nil:
+		db.log.InfoContext(ctx, "the database was failed over", "event", "timeline_changed", "timeline", *timeline, "since", *since)
+	}
 }

@@ -31,6 +31,8 @@ type SQLiteConfig struct {
 
 	Log        *slog.Logger          // nil: none
 	Registerer prometheus.Registerer // nil: metrics are not registered
+
+	sweepRows int // counted by one sweep
 }
 
 // Connections. One writes, and a few more hold what streams in until it is
@@ -72,8 +74,7 @@ type SQLite struct {
 	reads    *sql.DB   // reads of people
 	readModels
 
-	keys  keysInProgress
-	sweep sweep
+	keys keysInProgress
 
 	mu     sync.RWMutex
 	closed bool
@@ -91,6 +92,9 @@ type SQLite struct {
 func OpenSQLite(ctx context.Context, cfg SQLiteConfig) (_ *SQLite, err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.sweepRows == 0 {
+		cfg.sweepRows = sweepRows
 	}
 	path, lock, err := takeFile(cfg.Path)
 	if err != nil {

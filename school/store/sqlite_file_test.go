@@ -131,7 +131,7 @@ func TestSQLiteMigrateUpAndDownAndUp(t *testing.T) {
 		db := openFile(t, path)
 		accept(t, db, "A", 3)
 		db.Close()
-		require.Equal(t, []string{"api_keys", "device_topics", "devices", "push_batch_ranges", "push_batches", "push_cluster_counts",
+		require.Equal(t, []string{"api_keys", "device_topics", "devices", "job_positions", "push_batch_ranges", "push_batches", "push_cluster_counts",
 			"push_cluster_token_states", "push_cluster_tokens", "push_clusters", "push_fallbacks", "schema_migrations", "school_terms", "schools"}, tables())
 		steps, err := store.MigrateSQLiteDown(t.Context(), path, store.SQLiteSchemaVersion-1)
 		require.NoError(t, err)
@@ -162,7 +162,8 @@ func TestSQLiteSchemaMayBeOneStepAhead(t *testing.T) {
 	require.NotErrorIs(t, err, store.ErrInUse, "the file was given back")
 }
 
-// TestSQLiteColumnsArePostgresColumns: tools read either by the same names.
+// TestSQLiteColumnsArePostgresColumns: tools read either by the same names. A file
+// has no standby, so no timelines.
 func TestSQLiteColumnsArePostgresColumns(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "school.db")
@@ -173,7 +174,7 @@ func TestSQLiteColumnsArePostgresColumns(t *testing.T) {
 		embedded = append(embedded, strings.Join(r, "."))
 	}
 	for _, r := range query(t, connect(t, migrated(t)), `SELECT table_name::text, column_name::text FROM information_schema.columns
-		WHERE table_schema = 'public' AND table_name <> 'schema_migrations' ORDER BY table_name COLLATE "C", column_name COLLATE "C"`) {
+		WHERE table_schema = 'public' AND table_name NOT IN ('schema_migrations', 'database_timelines') ORDER BY table_name COLLATE "C", column_name COLLATE "C"`) {
 		served = append(served, strings.Join(r, "."))
 	}
 	require.Equal(t, served, embedded)

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -14,12 +15,16 @@ const (
 // Sweep does what DB.Sweep does.
 func (db *SQLite) Sweep(ctx context.Context) (stranded int, err error) {
 	var list []sweepCandidate
+	var after int64
 	err = db.read(ctx, db.reads, "sweep", func(tx *sqliteTx) error {
+		if _, err := tx.one(`SELECT position FROM job_positions WHERE job = 'sweep'`, nil, &after); err != nil {
+			return err
+		}
 		return tx.each(`SELECT id, total_count FROM (
 				SELECT id, total_count FROM push_clusters INDEXED BY push_clusters_open WHERE ended_at IS NULL AND id > ?1
 				UNION ALL
 				SELECT id, total_count FROM push_clusters INDEXED BY push_clusters_ended WHERE ended_at IS NOT NULL AND ended_at > ?2 AND purged_at IS NULL AND id > ?1)
-			ORDER BY id LIMIT 10000`, []any{db.sweep.after.Load(), tx.now - sweepRecent.Microseconds()}, func(scan func(...any) error) error {
+			ORDER BY id LIMIT 10000`, []any{after, tx.now - sweepRecent.Microseconds()}, func(scan func(...any) error) error {
 			var c sweepCandidate
 			err := scan(&c.ID, &c.Total)
 			list = append(list, c)
@@ -29,7 +34,15 @@ func (db *SQLite) Sweep(ctx context.Context) (stranded int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return db.sweep.over(list, func(id int64) (int, error) { return db.sweepNotice(ctx, id) })
+	stranded, next, err := sweepOver(list, db.cfg.sweepRows, func(id int64) (int, error) { return db.sweepNotice(ctx, id) })
+	if next == after {
+		return stranded, err
+	}
+	return stranded, errors.Join(err, db.change(ctx, "sweep", func(tx *sqliteTx) error {
+		_, err := tx.exec(`INSERT INTO job_positions VALUES ('sweep', ?1, ?2)
+			ON CONFLICT (job) DO UPDATE SET position = excluded.position, moved_at = excluded.moved_at`, next, tx.now)
+		return err
+	}))
 }
 
 // sqliteSweepSQL compares a notice's counters with its recipients in one

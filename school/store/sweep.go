@@ -5,13 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 )
 
 // sweepRows bounds how many recipients one sweep counts. What is beyond it comes
-// in the next sweeps of this replica.
+// in the next sweeps, whichever replica runs them.
 const sweepRows = 500_000
 
 // sweepListSQL lists what a sweep looks at: open notices and those that ended
@@ -48,7 +47,12 @@ WHERE c.id = $1`
 // only if something is wrong with it. school.ErrUnavailable.
 func (db *DB) Sweep(ctx context.Context) (stranded int, err error) {
 	const op = "sweep"
-	rows, err := db.reads.Query(ctx, sweepListSQL, db.sweep.after.Load())
+	var after int64
+	err = db.reads.QueryRow(ctx, `SELECT coalesce((SELECT position FROM job_positions WHERE job = 'sweep'), 0)`).Scan(&after)
+	if err != nil {
+		return 0, readError(op, err)
+	}
+	rows, err := db.reads.Query(ctx, sweepListSQL, after)
 	if err != nil {
 		return 0, readError(op, err)
 	}
@@ -56,7 +60,15 @@ func (db *DB) Sweep(ctx context.Context) (stranded int, err error) {
 	if err != nil {
 		return 0, readError(op, err)
 	}
-	return db.sweep.over(list, func(id int64) (int, error) { return db.sweepNotice(ctx, id) })
+	stranded, next, err := sweepOver(list, db.cfg.sweepRows, func(id int64) (int, error) { return db.sweepNotice(ctx, id) })
+	if next == after {
+		return stranded, err
+	}
+	return stranded, errors.Join(err, change(ctx, db.ingest, op, func(c *pgx.Conn) error {
+		_, err := c.Exec(ctx, `INSERT INTO job_positions VALUES ('sweep', $1, clock_timestamp())
+			ON CONFLICT (job) DO UPDATE SET position = excluded.position, moved_at = excluded.moved_at`, next)
+		return err
+	}))
 }
 
 type sweepCandidate struct {
@@ -64,27 +76,24 @@ type sweepCandidate struct {
 	Total int
 }
 
-// sweep remembers the notice after which the next one goes on.
-type sweep struct{ after atomic.Int64 }
-
-// over looks at the notices of the list, which begins after the one remembered,
-// until it has counted enough recipients.
-func (s *sweep) over(list []sweepCandidate, look func(id int64) (stranded int, err error)) (stranded int, err error) {
-	counted, after := 0, s.after.Load()
+// sweepOver looks at the notices of the list until it has counted enough
+// recipients, and returns the notice after which the next sweep goes on; 0 where
+// it came to the end. One that cannot be looked at is passed over: the sweeps
+// after the next come to it again, and it must not hide what lies behind it.
+func sweepOver(list []sweepCandidate, rows int, look func(id int64) (stranded int, err error)) (stranded int, next int64, err error) {
+	counted := 0
 	for _, n := range list {
-		if counted > 0 && counted+n.Total > sweepRows {
-			s.after.Store(after)
-			return stranded, nil
+		if counted > 0 && counted+n.Total > rows {
+			return stranded, next, nil
 		}
-		counted, after = counted+n.Total, n.ID
+		counted, next = counted+n.Total, n.ID
 		found, err := look(n.ID)
 		stranded += found
 		if err != nil {
-			return stranded, err
+			return stranded, next, err
 		}
 	}
-	s.after.Store(0)
-	return stranded, nil
+	return stranded, 0, nil
 }
 
 func (db *DB) sweepNotice(ctx context.Context, id int64) (stranded int, err error) {
