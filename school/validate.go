@@ -103,7 +103,7 @@ func ValidateSchoolID(field, id string) error {
 		return &FieldError{Field: field, Message: "is required"}
 	}
 	if !ValidID(id) {
-		return &FieldError{Field: field, Message: "must be 1 to 64 letters, digits, dots, underscores or dashes"}
+		return &FieldError{Field: field, Message: "must be 1 to 64 of the characters A-Z a-z 0-9 . _ -"}
 	}
 	return nil
 }

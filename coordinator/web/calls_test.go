@@ -164,6 +164,11 @@ func TestPathsAndMethods(t *testing.T) {
 			require.Equal(t, allow, rec.Header().Get("Allow"), "%s %s", method, target)
 		}
 	}
+	require.Equal(t, "there is no notice 99", requireError(t, w.get("/v1/notices/99"), api.NotFound, "").Message)
+	require.Equal(t, "there is no notice 99", requireError(t, w.get("/v1/notices/99/recipients"), api.NotFound, "").Message)
+	require.Equal(t, "there is no notice x", requireError(t, w.get("/v1/notices/x"), api.NotFound, "").Message)
+	require.Equal(t, "there is no school B", requireError(t, w.get("/v1/schools/B"), api.NotFound, "").Message)
+	require.Equal(t, `there is no school "한빛\n"`, requireError(t, w.get("/v1/schools/%ED%95%9C%EB%B9%9B%0A"), api.NotFound, "").Message)
 	for _, id := range []string{"0", "-1", "x", "01", "99999999999999999999", "1%2f"} {
 		requireError(t, w.get("/v1/notices/"+id), api.NotFound, "")
 		requireError(t, w.get("/v1/notices/"+id+"/recipients"), api.NotFound, "")
@@ -350,7 +355,7 @@ func TestRolesAndScopes(t *testing.T) {
 		{"both", "POST", "/v1/notices", b, api.PermissionDenied},
 		{"both", "GET", "/v1/notices/1", "", ""},
 		{"both", "GET", "/v1/notices/2", "", api.NotFound},
-		{"both", "GET", "/v1/notices/2/recipients", "", api.NotFound},
+		{"both", "GET", "/v1/notices/2/recipients", "", api.NotFound}, // in the words for one that nobody has
 		{"both", "GET", "/v1/notices", "", api.PermissionDenied},
 		{"both", "GET", "/v1/notices?school=A", "", ""},
 		{"both", "GET", "/v1/notices?school=B", "", api.PermissionDenied},
@@ -371,6 +376,7 @@ func TestRolesAndScopes(t *testing.T) {
 		}
 		requireError(t, rec, c.code, field)
 	}
+	require.Equal(t, "there is no notice 2", requireError(t, ask("both", "GET", "/v1/notices/2", ""), api.NotFound, "").Message)
 	// Before the rest of an upload is read.
 	rec := w.upload(io.MultiReader(strings.NewReader(strings.Replace(head, `"A"`, `"B"`, 1)+"x\n")), "Authorization", "Bearer both")
 	requireError(t, rec, api.PermissionDenied, "")

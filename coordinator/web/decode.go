@@ -1,19 +1,41 @@
 package web
 
 import (
+	"strings"
 	"time"
 
 	"schoolbell/coordinator/api"
 	"schoolbell/school"
 )
 
-// The fields of each shape that comes in. api's types have the same ones; a
-// test holds them together.
+// shape is an object that comes in.
+type shape struct {
+	name   string
+	fields []string
+	later  int // of the fields, the last ones, which this version only refuses
+}
+
+// The shapes that come in. api's types have the same fields; a test holds them
+// together.
 var (
-	noticeFields = []string{"school", "title", "body", "data", "image", "link", "topic", "recipients",
-		"priority", "scheduled_at", "expires_at", "delivery", "fallback"}
-	recipientFields    = []string{"token", "ref", "enabled", "badge", "data"}
-	schoolChangeFields = []string{"name", "sender", "limit", "rest_seconds"}
+	noticeShape = shape{"a notice", []string{"school", "title", "body", "data", "image", "link", "recipients",
+		"priority", "scheduled_at", "expires_at", "delivery", "topic", "fallback"}, 2}
+	recipientShape = shape{"a recipient", []string{"token", "ref", "enabled", "badge", "data"}, 0}
+	schoolShape    = shape{"a school", []string{"name", "sender", "limit", "rest_seconds"}, 0}
+)
+
+// unknown says of a field that it is none, and which there are.
+func (s shape) unknown() string {
+	return "is not a field of " + s.name + "; it has " + strings.Join(s.fields[:len(s.fields)-s.later], ", ")
+}
+
+// The forms that complaints show, so that the first try of a newcomer ends with
+// what to write.
+const (
+	noticeForm     = `{"school":"A","title":"…","recipients":[{"token":"…"}]}`
+	recipientsForm = `[{"token":"…"}]`
+	recipientForm  = `{"token":"…"}`
+	schoolForm     = `{"limit":5000}`
 )
 
 const notAvailable = "is not available in this version"
@@ -28,7 +50,11 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 		listed     bool // recipients were given, if only an empty list
 	)
 	r := newJSONReader(data)
-	ok, err := r.object(path{}, noticeFields, func(name string, p path) (err error) {
+	r.inLine = stream
+	if !stream && r.next() == 0 && r.pos == len(data) {
+		return nil, nil, emptyBody(noticeForm)
+	}
+	ok, err := r.object(path{}, noticeShape, func(name string, p path) (err error) {
 		switch name {
 		case "school":
 			err = r.set(p, &n.School)
@@ -69,7 +95,7 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 	case err != nil:
 		return nil, nil, err
 	case !ok:
-		return nil, nil, invalid("", "the body must be an object")
+		return nil, nil, r.invalid(path{}, mustBeObject(path{}))
 	}
 	if err := r.end(path{}); err != nil {
 		return nil, nil, err
@@ -84,11 +110,11 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 	case len(recipients) == 0 && !stream:
 		return nil, nil, invalid("recipients", "must name at least one device")
 	}
+	if n.Priority != school.Normal { // before the domain, which would recommend what this version refuses
+		return nil, nil, invalid("priority", "must be normal; urgent and low are not available in this version")
+	}
 	if err := school.ValidateNotice(n, time.Time{}); err != nil {
 		return nil, nil, err
-	}
-	if n.Priority != school.Normal {
-		return nil, nil, invalid("priority", "other than normal "+notAvailable)
 	}
 	for i := range recipients {
 		if err := school.ValidateRecipient(i, &recipients[i], &n.Content); err != nil {
@@ -120,7 +146,7 @@ func decodeRecipients(r *jsonReader, p path) ([]school.NewRecipient, bool, error
 
 // decodeRecipient reads one recipient; it does not validate it.
 func decodeRecipient(r *jsonReader, p path, to *school.NewRecipient) error {
-	ok, err := r.object(p, recipientFields, func(name string, p path) (err error) {
+	ok, err := r.object(p, recipientShape, func(name string, p path) (err error) {
 		switch name {
 		case "token":
 			err = r.set(p, &to.Token)
@@ -136,7 +162,7 @@ func decodeRecipient(r *jsonReader, p path, to *school.NewRecipient) error {
 		return err
 	})
 	if err == nil && !ok {
-		err = p.invalid("must be an object")
+		err = p.invalid(mustBeObject(p))
 	}
 	return err
 }
@@ -144,6 +170,7 @@ func decodeRecipient(r *jsonReader, p path, to *school.NewRecipient) error {
 // decodeRecipientLine reads one line of a stream.
 func decodeRecipientLine(line []byte, i int, to *school.NewRecipient) error {
 	r := newJSONReader(line)
+	r.inLine = true
 	at := recipientPath(i)
 	if err := decodeRecipient(r, at, to); err != nil {
 		return err
@@ -154,7 +181,10 @@ func decodeRecipientLine(line []byte, i int, to *school.NewRecipient) error {
 func decodeSchoolChange(data []byte) (school.SchoolChange, error) {
 	var c school.SchoolChange
 	r := newJSONReader(data)
-	ok, err := r.object(path{}, schoolChangeFields, func(name string, p path) (err error) {
+	if r.next() == 0 && r.pos == len(data) {
+		return c, emptyBody(schoolForm)
+	}
+	ok, err := r.object(path{}, schoolShape, func(name string, p path) (err error) {
 		var given bool
 		switch name {
 		case "name":
@@ -180,12 +210,25 @@ func decodeSchoolChange(data []byte) (school.SchoolChange, error) {
 		return c, err
 	}
 	if !ok {
-		return c, invalid("", "the body must be an object")
+		return c, r.invalid(path{}, mustBeObject(path{}))
 	}
 	if err := r.end(path{}); err != nil {
 		return c, err
 	}
 	return c, school.ValidateSchoolChange(c)
+}
+
+func emptyBody(form string) error {
+	return invalid("", "the body is empty; send a JSON object such as "+form)
+}
+
+// mustBeObject says that the value at p is none, and for a recipient, which
+// people take for its token, how it is written.
+func mustBeObject(p path) string {
+	if p.listed && p.name == "" {
+		return "must be an object, " + recipientForm
+	}
+	return "must be an object"
 }
 
 func tooManyRecipients() error {

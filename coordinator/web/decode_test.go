@@ -107,6 +107,48 @@ func TestFieldsAreNamedExactly(t *testing.T) {
 	}
 }
 
+// TestComplaintsSayWhatToDo holds the words of the complaints that people meet
+// first, since a program needs no more than the field.
+func TestComplaintsSayWhatToDo(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ body, want string }{
+		"empty body":             {" \n", `the body is empty; send a JSON object such as {"school":"A","title":"…","recipients":[{"token":"…"}]}`},
+		"not an object":          {`[]`, `the body must be an object`},
+		"null":                   {`null`, `the body must be an object`},
+		"something else":         {`school=A`, `the body is not JSON at byte 1 (line 1, column 1): it must be an object`},
+		"no comma":               {"{\n  \"school\": \"가\" \"title\": \"t\"}", `the body is not JSON at byte 21 (line 2, column 17): expected , or }`},
+		"comma at the end":       {`{"school":"A",}`, `the body is not JSON at byte 15 (line 1, column 15): expected a name in double quotes`},
+		"no colon":               {`{"school" "A"}`, `the body is not JSON at byte 11 (line 1, column 11): expected :`},
+		"single quotes":          {`{"school":'A'}`, `is not JSON at byte 11 (line 1, column 11): it must be a string`},
+		"line end in a text":     {"{\"title\":\"a\nb\"}", `is not JSON at byte 12 (line 1, column 12): a line end or control character in a string has to be escaped, as \n`},
+		"cut off":                {`{"school":"A"`, `the body is not JSON: it ends too early`},
+		"after the last element": {`{"recipients":[{"token":"a"} {"token":"b"}]}`, `is not JSON at byte 30 (line 1, column 30): expected , or ]`},
+		"unknown field":          {with(`"titel":"u"`), `is not a field of a notice; it has school, title, body, data, image, link, recipients, priority, scheduled_at, expires_at, delivery`},
+		"unknown in a recipient": {recipient(`{"tokens":"a"}`), `is not a field of a recipient; it has token, ref, enabled, badge, data`},
+		"recipients of texts":    {`{"school":"A","title":"t","recipients":["t1","t2"]}`, `must be an object, {"token":"…"}`},
+		"recipient null":         {recipient(`null`), `must be an object, {"token":"…"}`},
+		"recipients a text":      {`{"school":"A","title":"t","recipients":"t1"}`, `must be an array of objects, [{"token":"…"}]`},
+		"priority misspelt":      {with(`"priority":"high"`), `must be normal; urgent and low are not available in this version`},
+		"urgent":                 {with(`"priority":"urgent"`), `must be normal; urgent and low are not available in this version`},
+		"school of another script": {`{"school":"한빛초","title":"t","recipients":[{"token":"a"}]}`,
+			`must be 1 to 64 of the characters A-Z a-z 0-9 . _ -`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, _, err := decodeNotice([]byte(c.body), false)
+			require.Error(t, err)
+			require.Equal(t, c.want, problem(err).Message)
+		})
+	}
+	_, err := decodeSchoolChange([]byte(" "))
+	require.Equal(t, `the body is empty; send a JSON object such as {"limit":5000}`, problem(err).Message)
+	_, err = decodeSchoolChange([]byte(`{"rest":5}`))
+	require.Equal(t, `is not a field of a school; it has name, sender, limit, rest_seconds`, problem(err).Message)
+	var to school.NewRecipient
+	err = decodeRecipientLine([]byte(`{"token":"a" "ref":"b"}`), 0, &to)
+	require.Equal(t, `is not JSON at byte 14 (column 14): expected , or }`, problem(err).Message)
+}
+
 func TestEverythingThatCanBeSaid(t *testing.T) {
 	t.Parallel()
 	yes, badge := true, 3

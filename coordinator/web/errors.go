@@ -68,9 +68,9 @@ func problem(err error) *api.Error {
 	return &api.Error{Code: api.Internal, Message: "something went wrong here; the log has more under the request id"}
 }
 
-// notFound says what was not found.
-func notFound(what string) error {
-	return &api.Error{Code: api.NotFound, Message: what + " is not known"}
+// notFound says what there is not: a notice or a school by its id.
+func notFound(what, id string) error {
+	return &api.Error{Code: api.NotFound, Message: "there is no " + what + " " + school.Printable(id)}
 }
 
 // writeError answers with err, unless nobody is left to read it.

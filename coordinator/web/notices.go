@@ -2,6 +2,7 @@ package web
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -58,11 +59,11 @@ func (s *Server) getNotice(ctx context.Context, id int64) (answer, error) {
 // business.
 func (s *Server) readableNotice(ctx context.Context, id int64) (school.Progress, error) {
 	p, err := s.deps.Notices.Notice(ctx, id)
-	if err != nil {
+	switch {
+	case errors.Is(err, school.ErrNotFound), err == nil && allow(ctx, p.Notice.School) != nil:
+		return school.Progress{}, notFound("notice", strconv.FormatInt(id, 10))
+	case err != nil:
 		return p, fmt.Errorf("read notice %d: %w", id, err)
-	}
-	if allow(ctx, p.Notice.School) != nil {
-		return school.Progress{}, notFound("this notice")
 	}
 	return p, nil
 }

@@ -126,11 +126,11 @@ func jsonFields(t reflect.Type) (all, always []string) {
 func TestDecodersKnowTheWireTypes(t *testing.T) {
 	t.Parallel()
 	notice, _ := jsonFields(reflect.TypeFor[api.NoticeRequest]())
-	require.ElementsMatch(t, append(notice, "topic", "fallback"), noticeFields)
+	require.ElementsMatch(t, append(notice, "topic", "fallback"), noticeShape.fields)
 	recipient, _ := jsonFields(reflect.TypeFor[api.Recipient]())
-	require.ElementsMatch(t, recipient, recipientFields)
+	require.ElementsMatch(t, recipient, recipientShape.fields)
 	change, _ := jsonFields(reflect.TypeFor[api.SchoolChange]())
-	require.ElementsMatch(t, change, schoolChangeFields)
+	require.ElementsMatch(t, change, schoolShape.fields)
 }
 
 func TestDocumentIsServed(t *testing.T) {

@@ -87,7 +87,7 @@ func decodeNoticeFilter(_ http.ResponseWriter, r *http.Request) (school.NoticeFi
 func decodeNoticeID(_ http.ResponseWriter, r *http.Request) (int64, error) {
 	id, err := school.ParseNoticeID(pathParam(r, "id"))
 	if err != nil {
-		return 0, notFound("this notice")
+		return 0, notFound("notice", pathParam(r, "id"))
 	}
 	infoOf(r.Context()).notice = strconv.FormatInt(id, 10)
 	return id, nil
@@ -155,7 +155,7 @@ func decodeSchoolPage(_ http.ResponseWriter, r *http.Request) (schoolPage, error
 func decodeSchoolID(_ http.ResponseWriter, r *http.Request) (string, error) {
 	id := pathParam(r, "id")
 	if !school.ValidID(id) {
-		return "", notFound("this school")
+		return "", notFound("school", id)
 	}
 	return id, nil
 }

@@ -57,7 +57,7 @@ func (s *Server) router() *chi.Mux {
 		}
 	}
 	mux.NotFound(func(w http.ResponseWriter, r *http.Request) {
-		s.writeError(w, r, notFound("this path"))
+		s.writeError(w, r, &api.Error{Code: api.NotFound, Message: "there is no such path; /openapi.yaml lists them"})
 	})
 	mux.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
 		allowed := s.allowed(r)

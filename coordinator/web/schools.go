@@ -2,9 +2,11 @@ package web
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -37,7 +39,7 @@ func (s *Server) decodeSchoolChange(w http.ResponseWriter, r *http.Request) (sch
 		return in, err
 	}
 	if c := in.change.Sender; c != nil && *c != "" && s.cfg.Senders != nil && !slices.Contains(s.cfg.Senders, *c) {
-		return in, invalid("sender", "is not a configured sender")
+		return in, invalid("sender", "is not a configured sender; there are "+strings.Join(slices.Sorted(slices.Values(s.cfg.Senders)), ", "))
 	}
 	return in, nil
 }
@@ -67,6 +69,9 @@ func (s *Server) getSchool(ctx context.Context, id string) (answer, error) {
 		return answer{}, err
 	}
 	b, err := s.deps.Schools.School(ctx, id)
+	if errors.Is(err, school.ErrNotFound) {
+		return answer{}, notFound("school", id)
+	}
 	if err != nil {
 		return answer{}, fmt.Errorf("read school %s: %w", id, err)
 	}

@@ -28,8 +28,9 @@ import (
 // It goes exactly as deep as the shapes it is asked for: nesting that nobody
 // expects ends it at its first bracket.
 type jsonReader struct {
-	data []byte
-	pos  int
+	data   []byte
+	pos    int
+	inLine bool // data is one line of a stream: whoever reads it knows which
 }
 
 func newJSONReader(data []byte) *jsonReader { return &jsonReader{data: data} }
@@ -76,6 +77,16 @@ func invalid(field, message string) error {
 
 func (p path) invalid(message string) error { return invalid(p.String(), message) }
 
+// invalid complains about the value at p. Of the whole, which has no name, it
+// says that it is meant.
+func (r *jsonReader) invalid(p path, message string) error {
+	field := p.String()
+	if field == "" && !r.inLine {
+		message = "the body " + message
+	}
+	return invalid(field, message)
+}
+
 // next passes over white space and returns the byte after it; 0 at the end.
 func (r *jsonReader) next() byte {
 	for ; r.pos < len(r.data); r.pos++ {
@@ -88,17 +99,33 @@ func (r *jsonReader) next() byte {
 	return 0
 }
 
-func (r *jsonReader) syntax(p path) error {
+// syntax says where the text stops being JSON and what should have come; empty
+// want: who knows.
+func (r *jsonReader) syntax(p path, want string) error {
 	if r.pos >= len(r.data) {
-		return p.invalid("is not JSON: it ends too early")
+		return r.invalid(p, "is not JSON: it ends too early")
 	}
-	return p.invalid("is not JSON at byte " + strconv.Itoa(r.pos+1))
+	if want != "" {
+		want = ": " + want
+	}
+	return r.invalid(p, "is not JSON at "+r.place()+want)
 }
 
-// expect takes one structural byte.
-func (r *jsonReader) expect(p path, c byte) error {
+// place is where the reader stands: the byte for programs, line and column (in
+// characters) for people, all from 1.
+func (r *jsonReader) place() string {
+	before := r.data[:r.pos]
+	column := "column " + strconv.Itoa(utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:])+1)
+	if !r.inLine {
+		column = "line " + strconv.Itoa(bytes.Count(before, []byte("\n"))+1) + ", " + column
+	}
+	return "byte " + strconv.Itoa(r.pos+1) + " (" + column + ")"
+}
+
+// expect takes one structural byte; want are all that may stand here.
+func (r *jsonReader) expect(p path, c byte, want string) error {
 	if r.next() != c {
-		return r.syntax(p)
+		return r.syntax(p, "expected "+want)
 	}
 	r.pos++
 	return nil
@@ -119,30 +146,30 @@ func (r *jsonReader) word(w string) bool {
 func (r *jsonReader) mistaken(p path, message string) error {
 	switch c := r.next(); {
 	case c == '"', c == '{', c == '[', c == '-', '0' <= c && c <= '9':
-		return p.invalid(message)
+		return r.invalid(p, message)
 	case c == 't' && r.word("true"), c == 'f' && r.word("false"), c == 'n' && r.word("null"):
-		return p.invalid(message)
+		return r.invalid(p, message)
 	}
-	return r.syntax(p)
+	return r.syntax(p, "it "+message)
 }
 
 // end makes sure that nothing follows the value.
 func (r *jsonReader) end(p path) error {
 	if r.next(); r.pos < len(r.data) {
-		return p.invalid("has something after its JSON value, at byte " + strconv.Itoa(r.pos+1))
+		return r.invalid(p, "has something after its JSON value, at "+r.place())
 	}
 	return nil
 }
 
-// object reads an object whose members are named in known and hands each name
+// object reads an object of the shape and hands each name
 // to member, which reads the value. It reports false for null.
-func (r *jsonReader) object(p path, known []string, member func(name string, p path) error) (bool, error) {
-	var seen uint64 // bit i: known[i] was read
-	return r.members(p, known, func(name string) error {
+func (r *jsonReader) object(p path, s shape, member func(name string, p path) error) (bool, error) {
+	var seen uint64 // bit i: s.fields[i] was read
+	return r.members(p, s.fields, func(name string) error {
 		at := p.member(name)
-		i := indexOf(known, name)
+		i := indexOf(s.fields, name)
 		if i < 0 {
-			return at.invalid("is not a field of this request")
+			return at.invalid(s.unknown())
 		}
 		if seen&(1<<i) != 0 {
 			return at.invalid("is given twice")
@@ -168,7 +195,7 @@ func (r *jsonReader) members(p path, known []string, member func(name string) er
 		return false, nil
 	}
 	if r.next() != '{' {
-		return false, r.mistaken(p, "must be an object")
+		return false, r.mistaken(p, mustBeObject(p))
 	}
 	r.pos++
 	if r.next() == '}' {
@@ -177,13 +204,13 @@ func (r *jsonReader) members(p path, known []string, member func(name string) er
 	}
 	for {
 		if r.next() != '"' {
-			return false, r.syntax(p)
+			return false, r.syntax(p, "expected a name in double quotes")
 		}
 		name, err := r.literal(p, known)
 		if err != nil {
 			return false, err
 		}
-		if err := r.expect(p, ':'); err != nil {
+		if err := r.expect(p, ':', ":"); err != nil {
 			return false, err
 		}
 		if err := member(name); err != nil {
@@ -193,7 +220,7 @@ func (r *jsonReader) members(p path, known []string, member func(name string) er
 			r.pos++
 			continue
 		}
-		return true, r.expect(p, '}')
+		return true, r.expect(p, '}', ", or }")
 	}
 }
 
@@ -203,7 +230,7 @@ func (r *jsonReader) array(p path, element func(i int) error) (bool, error) {
 		return false, nil
 	}
 	if r.next() != '[' {
-		return false, r.mistaken(p, "must be an array")
+		return false, r.mistaken(p, "must be an array of objects, "+recipientsForm)
 	}
 	r.pos++
 	if r.next() == ']' {
@@ -218,7 +245,7 @@ func (r *jsonReader) array(p path, element func(i int) error) (bool, error) {
 			r.pos++
 			continue
 		}
-		return true, r.expect(p, ']')
+		return true, r.expect(p, ']', ", or ]")
 	}
 }
 
@@ -236,13 +263,13 @@ func (r *jsonReader) literal(p path, known []string) (string, error) {
 			escapes = true
 			r.pos++
 		case c < ' ':
-			return "", r.syntax(p)
+			return "", r.syntax(p, `a line end or control character in a string has to be escaped, as \n`)
 		case c >= utf8.RuneSelf:
 			ascii = false
 		}
 	}
 	r.pos = len(r.data)
-	return "", r.syntax(p)
+	return "", r.syntax(p, "")
 }
 
 // plain is the text of a quoted string.
@@ -347,7 +374,7 @@ func (r *jsonReader) number(p path, message string) (string, error) {
 	}
 	if !json.Valid(r.data[start:r.pos]) {
 		r.pos = start
-		return "", r.syntax(p)
+		return "", r.syntax(p, "this is not how JSON writes a number")
 	}
 	return string(r.data[start:r.pos]), nil
 }

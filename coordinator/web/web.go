@@ -105,7 +105,7 @@ type SenderStatus struct {
 	Name          string
 	Kind          string
 	Stopped       bool
-	Reason        string // why it is stopped
+	Reason        string // why it is stopped, or what keeps a part of the replicas from sending
 	RatePerMinute int    // 0: no limit
 	RatePerSecond float64
 }
