@@ -115,6 +115,7 @@ func TestWrongUsage(t *testing.T) {
 		{"--output xml", `--output is "xml"`},
 		{"--mutate nothing", `--mutate is "nothing": one of no-provisional-rest`},
 		{"--scenario comedy", `--scenario is "comedy": one of pause, takeover`},
+		{"--unavailable 2", "--unavailable is 2"},
 		{"--strange", "unknown flag"},
 		{"argument", "unknown command"},
 	} {

@@ -38,7 +38,7 @@ const Key = "arena-admin-key"
 // Config says how the production is set up.
 type Config struct {
 	Program   string              // path of the schoolbell binary; required
-	Replicas  int                 // started by New; 3 where 0
+	Replicas  int                 // started by New; 3 where 0, none below
 	Limit     int                 // attempts a cycle; required
 	Rest      time.Duration       // rest after a full cycle; required
 	Behaviour simulator.Behaviour // of the receiver
@@ -51,7 +51,17 @@ type Config struct {
 	Clocks    bool                // Redis's clock can be stepped; it is slower then
 	Wall      bool                // the replicas' clocks can be, if Program has failpoints
 	Seed      int64               // shown in the verdict
+	Within    *Servers            // share these instead of starting some; nothing is done to them
 	Log       io.Writer           // the replicas' logs; nil: thrown away
+}
+
+// Servers are those of other arenas as well. Each arena has a database and Redis
+// keys of its own in them.
+type Servers struct {
+	Redis    *local.Redis
+	Postgres *local.Postgres
+	Template string // a migrated database that nobody is connected to
+	Name     string // of the arena's database, and the prefix of its keys
 }
 
 // Arena is a running production.
@@ -102,20 +112,14 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 			return a, fmt.Errorf("make a place for clocks: %w", err)
 		}
 	}
-	if err = a.startRedis(ctx); err != nil {
-		return a, err
-	}
-	if a.Postgres, err = local.StartPostgres(ctx, local.PostgresConfig{Fast: cfg.Fast}); err != nil {
-		return a, err
-	}
-	if a.url, err = a.Postgres.CreateDatabase(ctx, "bell"); err != nil {
-		return a, err
-	}
-	if err = a.migrate(ctx); err != nil {
+	if err = a.startStores(ctx); err != nil {
 		return a, err
 	}
 	if a.DB, err = pgxpool.New(ctx, a.url); err != nil {
 		return a, fmt.Errorf("connect the judge: %w", err)
+	}
+	if _, err = a.DB.Exec(ctx, audit); err != nil {
+		return a, fmt.Errorf("make what the judge keeps: %w", err)
 	}
 	for range cfg.Replicas {
 		if _, err = a.StartReplica(ctx, nil); err != nil {
@@ -123,6 +127,25 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 		}
 	}
 	return a, nil
+}
+
+// startStores starts Redis and a migrated database, or joins those of others.
+func (a *Arena) startStores(ctx context.Context) (err error) {
+	if s := a.cfg.Within; s != nil {
+		a.Redis, a.Postgres = s.Redis, s.Postgres
+		a.url, err = s.Postgres.CloneDatabase(ctx, s.Name, s.Template)
+		return err
+	}
+	if err = a.startRedis(ctx); err != nil {
+		return err
+	}
+	if a.Postgres, err = local.StartPostgres(ctx, local.PostgresConfig{Fast: a.cfg.Fast}); err != nil {
+		return err
+	}
+	if a.url, err = a.Postgres.CreateDatabase(ctx, "bell"); err != nil {
+		return err
+	}
+	return a.migrate(ctx)
 }
 
 // Begin says that the run begins now: the verdict counts from here.
@@ -149,10 +172,12 @@ func (a *Arena) Close() error {
 	if a.DB != nil {
 		a.DB.Close()
 	}
-	if a.Postgres != nil {
-		errs = append(errs, a.Postgres.Close())
+	if a.cfg.Within == nil {
+		if a.Postgres != nil {
+			errs = append(errs, a.Postgres.Close())
+		}
+		errs = append(errs, a.closeRedis())
 	}
-	errs = append(errs, a.closeRedis())
 	if a.dir != "" {
 		errs = append(errs, os.RemoveAll(a.dir))
 	}
@@ -272,6 +297,9 @@ func (r *Replica) Start(ctx context.Context) error {
 	}
 	if a.cfg.Wall {
 		env["CLOCK_OFFSET_FILE"] = r.clock.Path()
+	}
+	if a.cfg.Within != nil {
+		env["SCHOOLBELL_REDIS_PREFIX"] = a.cfg.Within.Name
 	}
 	maps.Copy(env, a.Receiver.settings())
 	maps.Copy(env, a.cfg.Settings)

@@ -90,7 +90,7 @@ func (a *Arena) judge(ctx context.Context, arrivals []simulator.Arrival) (verdic
 	for _, f := range a.broken() {
 		j.Fault(f)
 	}
-	for _, tell := range []func(context.Context, *verdict.Judge) error{a.tellStates, a.tellCounts, a.tellBatches} {
+	for _, tell := range []func(context.Context, *verdict.Judge) error{a.tellStates, a.tellCounts, a.tellBatches, a.tellTerms} {
 		if err := tell(ctx, j); err != nil {
 			return verdict.Verdict{}, err
 		}
@@ -180,12 +180,12 @@ FROM push_clusters`)
 
 func (a *Arena) tellBatches(ctx context.Context, j *verdict.Judge) error {
 	rows, err := a.DB.Query(ctx, `
-SELECT id::text, school_id, owner, fence, size, claimed_at, send_deadline, coalesce(settled_at, 'epoch') FROM push_batches`)
+SELECT id::text, school_id, owner, fence, size, claimed_at, send_deadline, coalesce(settled_at, 'epoch'), coalesce(settled_as = 'taken_over', false) FROM push_batches`)
 	if err != nil {
 		return fmt.Errorf("read batches: %w", err)
 	}
 	var b verdict.Batch
-	_, err = pgx.ForEachRow(rows, []any{&b.ID, &b.School, &b.Owner, &b.Fence, &b.Size, &b.ClaimedAt, &b.SendDeadline, &b.SettledAt}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&b.ID, &b.School, &b.Owner, &b.Fence, &b.Size, &b.ClaimedAt, &b.SendDeadline, &b.SettledAt, &b.TakenOver}, func() error {
 		one := b
 		if one.SettledAt.Unix() == 0 {
 			one.SettledAt = time.Time{}
@@ -194,6 +194,35 @@ SELECT id::text, school_id, owner, fence, size, claimed_at, send_deadline, coale
 	})
 	if err != nil {
 		return fmt.Errorf("read batches: %w", err)
+	}
+	return nil
+}
+
+// audit is what the arena keeps for itself beside the schema: when each fence
+// rose, under the lock of the ledger's row and by the clock that claims go by.
+const audit = `
+CREATE SCHEMA arena;
+CREATE TABLE arena.terms (school_id text NOT NULL, fence bigint NOT NULL, opened_at timestamptz NOT NULL);
+CREATE FUNCTION arena.note_term() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO arena.terms VALUES (NEW.school_id, NEW.fence, clock_timestamp());
+	RETURN NULL;
+END $$;
+CREATE TRIGGER arena_note_term AFTER UPDATE OF fence ON school_terms
+	FOR EACH ROW WHEN (NEW.fence > OLD.fence) EXECUTE FUNCTION arena.note_term();`
+
+func (a *Arena) tellTerms(ctx context.Context, j *verdict.Judge) error {
+	rows, err := a.DB.Query(ctx, `SELECT school_id, fence, opened_at FROM arena.terms`)
+	if err != nil {
+		return fmt.Errorf("read terms: %w", err)
+	}
+	var t verdict.Term
+	_, err = pgx.ForEachRow(rows, []any{&t.School, &t.Fence, &t.OpenedAt}, func() error {
+		j.Term(t)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read terms: %w", err)
 	}
 	return nil
 }

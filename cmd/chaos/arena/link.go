@@ -96,7 +96,7 @@ func (w *Way) Break(ctx context.Context, a *Arena, how string, hold time.Duratio
 	case "stall":
 		err = w.each((*local.Proxy).Stall)
 	case "swallow-reply":
-		_ = w.each(func(p *local.Proxy) error { p.SwallowReply(isWork, 2); return nil })
+		_ = w.each(func(p *local.Proxy) error { p.SwallowReply(isWork, w.swallows()); return nil })
 	default:
 		err = fmt.Errorf("break the way to a store: %q is no way to do it", how)
 	}
@@ -106,6 +106,17 @@ func (w *Way) Break(ctx context.Context, a *Arena, how string, hold time.Duratio
 	f.Until = time.Now()
 	a.note(f)
 	return errors.Join(err, w.each((*local.Proxy).Pass))
+}
+
+// swallows is how many answers in a row get lost. A script of Redis is tried again
+// by the client, up to four times, and all of them are executed; so that a step
+// fails after it was done several times, more have to be lost. A claim or a record
+// is tried again by its owner.
+func (w *Way) swallows() int {
+	if w.kind == verdict.PartitionDB {
+		return 2
+	}
+	return 20
 }
 
 // isWork matches requests that change something: scripts of Redis, and those of

@@ -92,7 +92,7 @@ func Catalogue() []Entry {
 		{RedisRestart, []Way{KeepData, LoseData}, "redis-server is killed and comes back, with its data or without", theRedis},
 		{RedisPause, []Way{ClientPause, StopServer}, "CLIENT PAUSE, or SIGSTOP of redis-server: connections stay, nobody answers", theRedis},
 		{RedisFailover, []Way{Crash}, "the master dies with writes that its replica never got; Sentinel promotes the replica", theRedis},
-		{PartitionRedis, []Way{BlackHole, Swallow, Delay, Reset, Stall, Late}, "one replica's way to Redis alone delays, swallows everything, resets, loses the answers to two commands, or delivers everything, or one command, when it is too late", aReplica},
+		{PartitionRedis, []Way{BlackHole, Swallow, Delay, Reset, Stall, Late}, "one replica's way to Redis alone delays, swallows everything, resets, loses the answers to commands in a row, or delivers everything, or one command, when it is too late", aReplica},
 		{PartitionDB, []Way{BlackHole, Swallow, Delay, Reset, Stall, Late}, "the same of one replica's way to PostgreSQL; the one command is the claim of a batch", aReplica},
 		{DBRestart, []Way{ImmediateStop, Terminate, FastStop}, "PostgreSQL shuts down (immediate or fast) and comes back, or ends every session (pg_terminate_backend)", theDatabase},
 		{Clock, []Way{RedisForth, ReplicaForth, RedisBack, ReplicaBack}, "the wall clock of one replica, or Redis's alone, steps an hour forth or back, and later the other way", theRedis},

@@ -38,6 +38,10 @@ type Config struct {
 	Seed       int64
 	Mutation   string // name of a defect that the binary was built to have
 
+	// Unavailable is the share of messages that the receiver refuses for now, so
+	// that they have to be sent again.
+	Unavailable float64
+
 	Log io.Writer   // of the replicas; nil: thrown away
 	Say func(Event) // told of what happens, by one goroutine at a time; nil: nobody
 }
@@ -123,7 +127,7 @@ func Run(ctx context.Context, cfg Config) (res Result, err error) {
 		Program: cfg.Program, Replicas: cfg.Replicas, Limit: cfg.Limit, Rest: cfg.Rest, Seed: cfg.Seed,
 		Topology: cfg.Redis, Ways: true, Clocks: plan.Has(cfg.Kinds, plan.Clock), Wall: cfg.Clocks, Fast: true,
 		Settings: vars, Log: cfg.Log,
-		Behaviour: simulator.Behaviour{Latency: simulator.Latency{Base: 400 * time.Millisecond, Spread: 300 * time.Millisecond}},
+		Behaviour: simulator.Behaviour{Outcomes: map[string]float64{"UNAVAILABLE": cfg.Unavailable}, Latency: simulator.Latency{Base: 400 * time.Millisecond, Spread: 300 * time.Millisecond}},
 	})
 	if err != nil {
 		return res, err

@@ -122,6 +122,15 @@ type Batch struct {
 	ClaimedAt    time.Time
 	SendDeadline time.Time
 	SettledAt    time.Time // zero: unsettled
+	TakenOver    bool      // it was settled by another than its owner, who did not know what became of it
+}
+
+// Term is a school's fence as it rose: from that moment on no claim of a lower one
+// may be taken.
+type Term struct {
+	School   string
+	Fence    int64
+	OpenedAt time.Time // of the database's clock
 }
 
 // Judge collects what is known of a run and judges it. It is not safe for
@@ -137,6 +146,7 @@ type Judge struct {
 	notices []Notice // by index; those without ID were named by messages alone
 	counts  []NoticeCounts
 	faults  []Fault
+	terms   map[string][]Term // by school
 
 	accepting bool // acceptances were given, so strangers can be told
 	first     int64
@@ -203,7 +213,7 @@ func New(cfg Config) (*Judge, error) {
 	}
 	return &Judge{
 		cfg: cfg, schools: map[string]*school{}, ids: map[string]int32{}, batchID: map[string]int32{},
-		notice: map[string]int32{}, first: math.MaxInt64, last: math.MinInt64,
+		notice: map[string]int32{}, terms: map[string][]Term{}, first: math.MaxInt64, last: math.MinInt64,
 	}, nil
 }
 
@@ -250,6 +260,10 @@ func (j *Judge) NoticeCounts(c NoticeCounts) { j.counts = append(j.counts, c) }
 
 // Fault tells of something that was done to the run.
 func (j *Judge) Fault(f Fault) { j.faults = append(j.faults, f) }
+
+// Term tells of a fence that rose. Where terms are told, a claim is held against
+// them; else against the claims of higher fences alone.
+func (j *Judge) Term(t Term) { j.terms[t.School] = append(j.terms[t.School], t) }
 
 // Batch tells of a claim.
 func (j *Judge) Batch(b Batch) error {

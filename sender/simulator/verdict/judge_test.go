@@ -226,6 +226,13 @@ func TestEachDefectIsReported(t *testing.T) {
 			func(r *run) { r.batches[1].Fence = 2 },
 			func(v Verdict) bool { return v.FencedWritesTaken > 0 }, "fence: school A",
 		},
+		"a claim after a higher fence was given": {
+			func(r *run) {
+				b := r.batches[1]
+				r.terms = append(r.terms, Term{School: b.School, Fence: b.Fence + 1, OpenedAt: b.ClaimedAt.Add(-time.Nanosecond)})
+			},
+			func(v Verdict) bool { return v.FencedWritesTaken > 0 }, "had been given",
+		},
 		"counts that do not add up": {
 			func(r *run) { r.counts[0].Success-- },
 			func(v Verdict) bool { return v.CountsWrong == 1 }, "notice nA has 1300",
@@ -271,8 +278,19 @@ func TestWhatIsAllowedPasses(t *testing.T) {
 			},
 			func(v Verdict) bool { return v.Repeated == 3 && v.RepeatBound == 400 }, // the first batch of each school
 		},
+		"fences that were given in order": {
+			func(r *run) {
+				for _, b := range r.batches {
+					r.terms = append(r.terms, Term{School: b.School, Fence: b.Fence, OpenedAt: b.ClaimedAt.Add(-time.Millisecond)})
+				}
+			},
+			func(v Verdict) bool { return v.FencedWritesTaken == 0 },
+		},
 		"repeats of batches that a process cut off from the database had": {
 			func(r *run) {
+				for i := range r.batches {
+					r.batches[i].TakenOver = true
+				}
 				for i := range 3 {
 					r.cycle("A", 2)[i].Message = fmt.Sprint("nA.", i+10)
 				}

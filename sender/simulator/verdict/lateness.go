@@ -48,7 +48,8 @@ func (j *Judge) judgeLateness(v *Verdict, lines *violations, schools []*school) 
 	j.judgeClaims(v, lines)
 }
 
-// judgeClaims finds batches claimed after a higher fence's claim.
+// judgeClaims finds batches claimed after a higher fence had claimed, or where it
+// is known, after a higher fence had been given.
 func (j *Judge) judgeClaims(v *Verdict, lines *violations) {
 	bySchool := map[string][]Batch{}
 	for _, b := range j.batches {
@@ -57,17 +58,26 @@ func (j *Judge) judgeClaims(v *Verdict, lines *violations) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(bySchool)) {
-		batches := bySchool[name]
+		batches, terms := bySchool[name], j.terms[name]
 		slices.SortFunc(batches, func(a, b Batch) int {
 			return cmp.Or(a.ClaimedAt.Compare(b.ClaimedAt), cmp.Compare(a.Fence, b.Fence))
 		})
+		slices.SortFunc(terms, func(a, b Term) int { return a.OpenedAt.Compare(b.OpenedAt) })
 		var highest int64
+		what := "had claimed"
 		for _, b := range batches {
+			for len(terms) > 0 && terms[0].OpenedAt.Before(b.ClaimedAt) {
+				if terms[0].Fence > highest {
+					highest, what = terms[0].Fence, "had been given at "+instant(terms[0].OpenedAt.UnixNano())
+				}
+				terms = terms[1:]
+			}
 			if b.Fence < highest {
 				v.FencedWritesTaken++
-				lines.of(name, "", b.ClaimedAt.UnixNano(), "fence: school %s, batch %s was claimed with fence %d at %s, after fence %d had claimed", name, b.ID, b.Fence, instant(b.ClaimedAt.UnixNano()), highest)
+				lines.of(name, "", b.ClaimedAt.UnixNano(), "fence: school %s, batch %s was claimed with fence %d at %s, after fence %d %s", name, b.ID, b.Fence, instant(b.ClaimedAt.UnixNano()), highest, what)
+			} else if b.Fence > highest {
+				highest, what = b.Fence, "had claimed"
 			}
-			highest = max(highest, b.Fence)
 		}
 	}
 }
@@ -111,6 +121,9 @@ func (j *Judge) judgeFaults(v *Verdict) {
 				v.LateBound += n
 			}
 		}
+		if f.Kind == PartitionDB {
+			schools = j.held(f)
+		}
 		took := j.recovery(f, schools)
 		if p := percentiles(took); p != nil {
 			line.NextSendMS = &p.Max
@@ -123,9 +136,9 @@ func (j *Judge) judgeFaults(v *Verdict) {
 }
 
 // unsettled are the sizes of the batches in the target's hands at the fault,
-// and their schools. A process that is cut off from the database may still claim
-// as the cut begins, and cannot record: its hands hold what it had unsettled at
-// any time until it was mended.
+// and their schools. Of a process that is cut off from the database those count
+// that were in its hands at any time until it was mended, and that another then
+// took over (or nobody has settled): it could not record them.
 func (j *Judge) unsettled(f *Fault) (sizes []int, schools []string) {
 	if f.Unsettled != nil {
 		return f.Unsettled, f.Schools
@@ -135,12 +148,25 @@ func (j *Judge) unsettled(f *Fault) (sizes []int, schools []string) {
 		until = f.Until
 	}
 	for _, b := range j.batches {
+		if f.Kind == PartitionDB && !b.TakenOver && !b.SettledAt.IsZero() {
+			continue
+		}
 		if b.ID != "" && b.Owner == f.Target && !b.ClaimedAt.After(until) && (b.SettledAt.IsZero() || b.SettledAt.After(f.At)) {
 			sizes = append(sizes, b.Size)
 			schools = append(schools, b.School)
 		}
 	}
 	return sizes, append(schools, f.Schools...)
+}
+
+// held are the schools of which the target had a batch in its hands at the fault.
+func (j *Judge) held(f *Fault) (schools []string) {
+	for _, b := range j.batches {
+		if b.ID != "" && b.Owner == f.Target && !b.ClaimedAt.After(f.At) && (b.SettledAt.IsZero() || b.SettledAt.After(f.At)) {
+			schools = append(schools, b.School)
+		}
+	}
+	return schools
 }
 
 // recovery measures from a fault to the next send: see the package's comment.

@@ -29,6 +29,7 @@ type run struct {
 	states   map[string]State
 	batches  []Batch
 	faults   []Fault
+	terms    []Term
 	counts   []NoticeCounts
 }
 
@@ -161,6 +162,9 @@ func (r *run) judgeBy(t *testing.T, tell func(j *Judge)) Verdict {
 	}
 	for _, b := range r.batches {
 		require.NoError(t, j.Batch(b))
+	}
+	for _, t := range r.terms {
+		j.Term(t)
 	}
 	for _, f := range r.faults {
 		j.Fault(f)

@@ -17,8 +17,8 @@
 //   - repeated: messages accepted more than once. A retry after a definite
 //     failure is none, nor is a requeue.
 //   - repeat_bound: sizes of the batches unsettled at each kill or pause, and of
-//     those that a process had unsettled while it alone was cut off from the
-//     database: its results may come too late to count. Repeats beyond it break
+//     those that a process could not record while it alone was cut off from the
+//     database, so that another took them over. Repeats beyond it break
 //     the run, except where the receiver itself lost the answer to every earlier
 //     acceptance (repeated_after_lost_answer).
 //   - recovery_ms: from a fault to the next send. Of a kill or pause, for each
@@ -29,7 +29,8 @@
 //   - rule: see rule.go.
 //   - late_after_lease: arrivals after their batch's send_deadline, or after a
 //     higher fence of that school had arrived.
-//   - fenced_writes_accepted: batches claimed after a higher fence's claim.
+//   - fenced_writes_accepted: batches claimed after a higher fence's claim, or
+//     where it is known when fences rose, after a higher fence was given.
 //   - counts_wrong: notices whose counts do not add up with their recipients.
 package verdict
 
