@@ -166,7 +166,7 @@ func TestAgendaStartsOldestWaitingFirst(t *testing.T) {
 	require.False(t, a.othersWait(epoch))
 }
 
-func TestAgendaGivesASenderHalfTheSlotsWhileAnotherWaits(t *testing.T) {
+func TestInterleaving18AgendaGivesASenderHalfTheSlotsWhileAnotherWaits(t *testing.T) {
 	t.Parallel()
 	a := newAgenda(4)
 	for i := range 6 {

@@ -30,10 +30,10 @@ func (b *blind) Send(ctx context.Context, batch sender.Batch) []sender.Result {
 	return b.next.Send(ctx, batch)
 }
 
-// TestAReplicaThatLostItsWayKeepsNoSchoolFromTheOthers: the peers that found a
+// TestInterleaving17AReplicaThatLostItsWayKeepsNoSchoolFromTheOthers: the peers that found a
 // school held wait for the end of its lease, a minute. They must hear of it when
 // its owner could not send, also without a dispatch tick.
-func TestAReplicaThatLostItsWayKeepsNoSchoolFromTheOthers(t *testing.T) {
+func TestInterleaving17AReplicaThatLostItsWayKeepsNoSchoolFromTheOthers(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		lost := &blind{next: w.receiver, until: time.Now().Add(10 * time.Minute)}
@@ -71,8 +71,15 @@ func TestAReplicaThatLostItsWayKeepsNoSchoolFromTheOthers(t *testing.T) {
 		}
 		require.Equal(w, tried, lost.tried)
 
-		// A way that is there again is found, and the schools come home.
+		// A way that is there again is found, by one message while the others go on,
+		// and the schools come home.
 		w.pass(10 * time.Minute)
+		for i := range schools {
+			id := fmt.Sprintf("school-%d", i)
+			w.outbox.accept(id, 1)
+			seeing.Wake(id)
+		}
+		w.pass(10 * time.Second)
 		w.script.forget()
 		for i := range schools {
 			id := fmt.Sprintf("school-%d", i)

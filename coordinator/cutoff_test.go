@@ -46,10 +46,10 @@ func (c *cutOff) Due(ctx context.Context, horizon time.Duration) ([]school.Due, 
 	return c.Queue.Due(ctx, horizon)
 }
 
-// TestAReplicaThatLostTheStoreLosesItsSchools: what it sent and cannot record is
+// TestInterleaving16AReplicaThatLostTheStoreLosesItsSchools: what it sent and cannot record is
 // known to it alone, and yet it must not keep the school from those that have a
 // store for as long as it cannot.
-func TestAReplicaThatLostTheStoreLosesItsSchools(t *testing.T) {
+func TestInterleaving16AReplicaThatLostTheStoreLosesItsSchools(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		lost := &cutOff{Queue: w.outbox, from: time.Now().Add(250 * time.Millisecond), until: time.Now().Add(time.Hour)}

@@ -32,7 +32,7 @@ func (w *world) order() []string {
 	return slices.Compact(order)
 }
 
-func TestSchoolsAlternateOnOneSlot(t *testing.T) {
+func TestInterleaving18SchoolsAlternateOnOneSlot(t *testing.T) {
 	t.Parallel()
 	t.Run("after five batches", func(t *testing.T) {
 		t.Parallel()
@@ -251,7 +251,7 @@ func TestATurnThatMayHoldNoLongerGoesOnAtOnce(t *testing.T) {
 	})
 }
 
-func TestPaceIsKeptWhoeverWakesTheSchool(t *testing.T) {
+func TestInterleaving18PaceIsKeptWhoeverWakesTheSchool(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		r := w.start("r1", func(c *coordinator.Config, _ *coordinator.Deps) { c.Pace = 10 * time.Second })
@@ -270,7 +270,7 @@ func TestPaceIsKeptWhoeverWakesTheSchool(t *testing.T) {
 	})
 }
 
-func TestThePreferredReplicaGoesFirst(t *testing.T) {
+func TestInterleaving18ThePreferredReplicaGoesFirst(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		replicas := []*replica{w.start("r1"), w.start("r2"), w.start("r3")}
@@ -287,7 +287,7 @@ func TestThePreferredReplicaGoesFirst(t *testing.T) {
 	})
 }
 
-func TestWhereThePreferredReplicaIsNotThereAnotherGoesAMomentLater(t *testing.T) {
+func TestInterleaving18WhereThePreferredReplicaIsNotThereAnotherGoesAMomentLater(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		r1 := w.start("r1", slots(1))

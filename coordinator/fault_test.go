@@ -19,7 +19,7 @@ const (
 	grace   = 2 * time.Second
 )
 
-func TestNoNextBatchBeforeTheLastIsRecorded(t *testing.T) {
+func TestInterleaving13NoNextBatchBeforeTheLastIsRecorded(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		w.script.onCall("record", func(context.Context, int) error { return errAway })
@@ -39,7 +39,7 @@ func TestNoNextBatchBeforeTheLastIsRecorded(t *testing.T) {
 	})
 }
 
-func TestResultsThatAreVoidAreDropped(t *testing.T) {
+func TestInterleaving13ResultsThatAreVoidAreDropped(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		w.script.onCall("record", func(_ context.Context, n int) error {
@@ -70,7 +70,7 @@ func TestResultsThatAreVoidAreDropped(t *testing.T) {
 	})
 }
 
-func TestTheStopGivesUpOnResultsThatCannotBeRecorded(t *testing.T) {
+func TestInterleaving13TheStopGivesUpOnResultsThatCannotBeRecorded(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		w.script.onCall("record", func(context.Context, int) error { return errAway })
@@ -241,7 +241,7 @@ func TestAClassThatIsNoneCountsAsUnknown(t *testing.T) {
 	})
 }
 
-func TestAFailingSchoolBacksOffWhoeverWakesIt(t *testing.T) {
+func TestInterleaving16AFailingSchoolBacksOffWhoeverWakesIt(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		w.script.onCall("peek", func(context.Context, int) error { return errAway })
@@ -260,7 +260,7 @@ func TestAFailingSchoolBacksOffWhoeverWakesIt(t *testing.T) {
 	})
 }
 
-func TestAnUnknownCommitWhileTheStoreIsAwayIsTakenOverLater(t *testing.T) {
+func TestInterleaving12AnUnknownCommitWhileTheStoreIsAwayIsTakenOverLater(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		w.script.onReturn("claim", at(1, school.ErrCommitUnknown))

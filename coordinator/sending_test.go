@@ -20,7 +20,7 @@ func (w *world) room(n int) *sender.Room {
 	return room
 }
 
-func TestWaitingForRoomHoldsNoSlotLeaseOrClaim(t *testing.T) {
+func TestInterleaving18WaitingForRoomHoldsNoSlotLeaseOrClaim(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		room := w.room(200)
@@ -133,7 +133,7 @@ func TestRoomIsFreeWhenTheCallEndsNotWhenItIsRecorded(t *testing.T) {
 	})
 }
 
-func TestASilentReceiverClosesTheLaneForItsSchools(t *testing.T) {
+func TestInterleaving17ASilentReceiverClosesTheLaneForItsSchools(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		var silent atomic.Bool
@@ -151,13 +151,13 @@ func TestASilentReceiverClosesTheLaneForItsSchools(t *testing.T) {
 			r.Wake(id)
 		}
 		w.pass(500 * time.Millisecond)
-		require.InDelta(w, 21, len(w.receiver.of("")), 1, "what was on the wire, and the second batch that nobody answers")
+		require.Len(w, w.receiver.of(""), 20, "what was on the wire")
 		state := r.Lanes()[0]
 		require.True(w, state.Broken)
 		require.False(w, state.Stopped)
 		require.LessOrEqual(w, state.ResumeIn, time.Second)
 		w.pass(30 * time.Second)
-		require.Less(w, len(w.receiver.of("")), 20*7, "1, 2, 4, 8 … s apart")
+		require.LessOrEqual(w, len(w.receiver.of("")), 20+5, "1, 2, 4, 8 … s apart")
 		silent.Store(false)
 		w.pass(time.Hour)
 		for i := range 20 {

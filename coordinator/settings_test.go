@@ -10,9 +10,9 @@ import (
 	"schoolbell/school"
 )
 
-// TestALowerLimitActsInTheTurnThatRuns: a turn of a school alone may last for a
+// TestInterleaving01ALowerLimitActsInTheTurnThatRuns: a turn of a school alone may last for a
 // whole cycle, and the operator who lowers its limit means now.
-func TestALowerLimitActsInTheTurnThatRuns(t *testing.T) {
+func TestInterleaving01ALowerLimitActsInTheTurnThatRuns(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		w.start("r1")

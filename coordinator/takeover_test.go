@@ -53,7 +53,7 @@ func (w *world) orphan(schoolID string, n int, deadline time.Duration) (batch st
 	return batch
 }
 
-func TestADeadOwnersBatchIsTakenOverAtOnceWhenItsDeadlineHasPassed(t *testing.T) {
+func TestInterleaving03ADeadOwnersBatchIsTakenOverAtOnceWhenItsDeadlineHasPassed(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		n := w.outbox.accept("A", 250)

@@ -215,12 +215,12 @@ func TestAFailureAtAStep(t *testing.T) {
 			turn:    steps(claimed, "settle:0", "page", batchOf(200), "page", "release"),
 		},
 		{
-			name:    "the claim's commit is unknown and it was committed",
+			name:    "interleaving 12: the claim's commit is unknown and it was committed",
 			arrange: func(w *world) { w.script.onReturn("claim", at(1, school.ErrCommitUnknown)) },
 			turn:    steps(claimed, "open", "bind", "withdraw", "settle:0", "release"), reason: "commit unknown",
 		},
 		{
-			name:    "the claim's commit is unknown and it was not committed",
+			name:    "interleaving 12: the claim's commit is unknown and it was not committed",
 			arrange: func(w *world) { w.script.onCall("claim", at(1, school.ErrCommitUnknown)) },
 			turn:    steps(claimed, "open", "bind", "withdraw", "settle:0", "release"), reason: "commit unknown",
 		},
@@ -230,7 +230,7 @@ func TestAFailureAtAStep(t *testing.T) {
 			turn:    steps(claimed, "open", "bind", "withdraw", "settle:0", "release"), reason: "something else",
 		},
 		{
-			name: "the claim's commit is unknown and the arbiter is away",
+			name: "interleaving 12: the claim's commit is unknown and the arbiter is away",
 			arrange: func(w *world) {
 				w.script.onReturn("claim", at(1, school.ErrCommitUnknown))
 				w.script.onCall("bind", at(2, errAway))
@@ -342,7 +342,7 @@ func (w *world) losesTheLease(n int) fault {
 	}
 }
 
-func TestAStoreThatDoesNotAnswerTakesNoLock(t *testing.T) {
+func TestInterleaving16AStoreThatDoesNotAnswerTakesNoLock(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		w.script.onCall("due", at(1, errAway))
@@ -357,7 +357,7 @@ func TestAStoreThatDoesNotAnswerTakesNoLock(t *testing.T) {
 	})
 }
 
-func TestAClockThatWentBackIsCuredFromTheLedger(t *testing.T) {
+func TestInterleaving04AClockThatWentBackIsCuredFromTheLedger(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		r := w.start("r1")
@@ -375,7 +375,7 @@ func TestAClockThatWentBackIsCuredFromTheLedger(t *testing.T) {
 	})
 }
 
-func TestALoweredLimitRestsBeforeTheNextAttempt(t *testing.T) {
+func TestInterleaving01ALoweredLimitRestsBeforeTheNextAttempt(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		r := w.start("r1")
@@ -391,7 +391,7 @@ func TestALoweredLimitRestsBeforeTheNextAttempt(t *testing.T) {
 	})
 }
 
-func TestAPausedSchoolSendsNothing(t *testing.T) {
+func TestInterleaving15APausedSchoolSendsNothing(t *testing.T) {
 	t.Parallel()
 	t.Run("paused between the page and the claim", func(t *testing.T) {
 		t.Parallel()

@@ -82,7 +82,7 @@ func TestHintsThatAreNoIdsAreIgnored(t *testing.T) {
 	})
 }
 
-func TestWakeTellsThePeersAndHearDoesNot(t *testing.T) {
+func TestInterleaving19WakeTellsThePeersAndHearDoesNot(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		r := w.start("r1")
@@ -115,7 +115,7 @@ func TestPeersThatCannotBeToldCostNothing(t *testing.T) {
 	})
 }
 
-func TestTheTickFindsWhatNobodyToldOf(t *testing.T) {
+func TestInterleaving06TheTickFindsWhatNobodyToldOf(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		r := w.start("r1")
@@ -137,7 +137,7 @@ func TestTheTickFindsWhatNobodyToldOf(t *testing.T) {
 	})
 }
 
-func TestTheAgendaIsFilledAtTheStart(t *testing.T) {
+func TestInterleaving06TheAgendaIsFilledAtTheStart(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		w.outbox.accept("A", 1)

@@ -390,7 +390,7 @@ func TestWatchdogHasEndedBeforeTheRelease(t *testing.T) {
 	})
 }
 
-func TestWorkWithoutProgressLosesItsLease(t *testing.T) {
+func TestInterleaving16WorkWithoutProgressLosesItsLease(t *testing.T) {
 	bubble(t, watchdog.Config{ProgressWithin: time.Minute}, func(t *testing.T, m *watchdogtest.Memory, k *watchdog.Keeper) {
 		start := time.Now()
 		err := k.Hold(t.Context(), "A", etc, func(ctx context.Context, l *watchdog.Lease) error {

@@ -39,9 +39,9 @@ func lockers(t *testing.T, change func(*settings.Settings)) ([]*slotLocker, *red
 	return all, look
 }
 
-// TestASlotIsTakenOnce: of three replicas that come at once, or a moment later,
+// TestInterleaving20ASlotIsTakenOnce: of three replicas that come at once, or a moment later,
 // one runs the job of a cron slot, and the slot is named by its time (R16).
-func TestASlotIsTakenOnce(t *testing.T) {
+func TestInterleaving20ASlotIsTakenOnce(t *testing.T) {
 	t.Parallel()
 	all, look := lockers(t, func(*settings.Settings) {})
 	now, err := look.Time(t.Context()).Result()
@@ -145,9 +145,9 @@ type counted struct{ ticks, sweeps atomic.Int64 }
 func (c *counted) Tick(context.Context) error  { c.ticks.Add(1); return nil }
 func (c *counted) Sweep(context.Context) error { c.sweeps.Add(1); return nil }
 
-// TestNoStepOfTheClockStopsTheTick: gocron by the wall clock would run nothing
+// TestInterleaving20NoStepOfTheClockStopsTheTick: gocron by the wall clock would run nothing
 // for an hour on a clock that was set back by one.
-func TestNoStepOfTheClockStopsTheTick(t *testing.T) {
+func TestInterleaving20NoStepOfTheClockStopsTheTick(t *testing.T) {
 	t.Parallel()
 	var off atomic.Int64
 	now := func() time.Time { return time.Now().Round(0).Add(time.Duration(off.Load())) }

@@ -24,10 +24,10 @@ func (s *silent) Send(ctx context.Context, b sender.Batch) []sender.Result {
 
 func (*silent) Longest() (none time.Duration) { return none }
 
-// TestACutLineIsCutAtOnce: what a replica does because it was killed, a moment
+// TestInterleaving22ACutLineIsCutAtOnce: what a replica does because it was killed, a moment
 // later, does not get out, whether or not the goroutines that close its
 // connections have run by then.
-func TestACutLineIsCutAtOnce(t *testing.T) {
+func TestInterleaving22ACutLineIsCutAtOnce(t *testing.T) {
 	t.Parallel()
 	life, kill := context.WithCancel(context.Background())
 	line := newLifeline(life)

@@ -249,9 +249,9 @@ func (c *faultyConn) Read(p []byte) (int, error) {
 	}
 }
 
-// TestMemoryRedisForgetsWithTheClock is what a plain test Redis does not do: a
+// TestInterleaving22MemoryRedisForgetsWithTheClock is what a plain test Redis does not do: a
 // key that was given an end has ended by then, for every command.
-func TestMemoryRedisForgetsWithTheClock(t *testing.T) {
+func TestInterleaving22MemoryRedisForgetsWithTheClock(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newMemoryServer(t)

@@ -125,10 +125,10 @@ func TestRedisAway(t *testing.T) {
 	require.NoError(t, one.end(t))
 }
 
-// TestKilled cuts a replica's life in the middle of a batch: Run says so when its
+// TestInterleaving22Killed cuts a replica's life in the middle of a batch: Run says so when its
 // goroutines have ended, the lock and the batch stay as they are, as with a
 // process that got SIGKILL, and the next replica takes over what it left.
-func TestKilled(t *testing.T) {
+func TestInterleaving22Killed(t *testing.T) {
 	t.Parallel()
 	srv := startServers(t)
 	life, kill := context.WithCancel(context.Background())

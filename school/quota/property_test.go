@@ -170,7 +170,7 @@ func reserve(t *testing.T, p *quotatest.Pure, r school.Reservation, kind school.
 	return g
 }
 
-func TestRaisedLimitWaitsForTheNextCycleAndALoweredOneDoesNot(t *testing.T) {
+func TestInterleaving01RaisedLimitWaitsForTheNextCycleAndALoweredOneDoesNot(t *testing.T) {
 	t.Parallel()
 	p := steps(t)
 	raised := school.Rule{Limit: 80, Rest: time.Second, Version: 3}
@@ -194,7 +194,7 @@ func TestRaisedLimitWaitsForTheNextCycleAndALoweredOneDoesNot(t *testing.T) {
 	require.Equal(t, 600*time.Millisecond, g.Wait, "from the last attempt's end")
 }
 
-func TestFullWithoutARestRestsFromWhatIsKnown(t *testing.T) {
+func TestInterleaving01FullWithoutARestRestsFromWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	low := school.Rule{Limit: 10, Rest: 200 * time.Millisecond, Version: 2}
 	t.Run("the end is not known", func(t *testing.T) {
@@ -256,7 +256,7 @@ func TestARestOfBeforeARefundDoesNotComeBack(t *testing.T) {
 	require.True(t, g.Opened, "it begins anew once, not at every look")
 }
 
-func TestClockThatWentBack(t *testing.T) {
+func TestInterleaving04ClockThatWentBack(t *testing.T) {
 	t.Parallel()
 	p := steps(t)
 	reserve(t, p, ask("b1", 50, school.Ledger{}, fifty), school.Granted)
@@ -278,7 +278,7 @@ func TestClockThatWentBack(t *testing.T) {
 	require.LessOrEqual(t, reserve(t, p, ask("b2", 1, unaware, fifty), school.Resting).Wait, 300*time.Millisecond)
 }
 
-func TestLateSettlements(t *testing.T) {
+func TestInterleaving02LateSettlements(t *testing.T) {
 	t.Parallel()
 	p := steps(t)
 	reserve(t, p, ask("b1", 50, school.Ledger{}, fifty), school.Granted)

@@ -36,7 +36,7 @@ func states(t *testing.T, databaseURL string, notice int64) string {
 	return strings.Join(words, " ")
 }
 
-func TestClaimWhoseAnswerIsLostIsUnknownAndCanBeWithdrawn(t *testing.T) {
+func TestInterleaving12ClaimWhoseAnswerIsLostIsUnknownAndCanBeWithdrawn(t *testing.T) {
 	t.Parallel()
 	direct := migrated(t)
 	behind, proxy := through(t, direct)
@@ -68,7 +68,7 @@ func TestClaimWhoseAnswerIsLostIsUnknownAndCanBeWithdrawn(t *testing.T) {
 	require.Equal(t, school.NoticeCompleted, progress(t, db, id).Status)
 }
 
-func TestRecordWhoseAnswerIsLostIsRecordedOnce(t *testing.T) {
+func TestInterleaving11RecordWhoseAnswerIsLostIsRecordedOnce(t *testing.T) {
 	t.Parallel()
 	direct := migrated(t)
 	behind, proxy := through(t, direct)
@@ -205,7 +205,7 @@ func TestRestartIsSurvived(t *testing.T) {
 	}
 }
 
-func TestLockIsNotWaitedForLong(t *testing.T) {
+func TestInterleaving09LockIsNotWaitedForLong(t *testing.T) {
 	t.Parallel()
 	address := migrated(t)
 	db := open(t, address)

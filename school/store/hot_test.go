@@ -11,10 +11,10 @@ import (
 	"schoolbell/school"
 )
 
-// TestUpdatesStayHeapOnly watches what keeps the outbox fast for good: the
+// TestInterleaving07UpdatesStayHeapOnly watches what keeps the outbox fast for good: the
 // update that each recipient sees, and those of a notice under way, touch no
 // index. An index that names a state or a counter ends that.
-func TestUpdatesStayHeapOnly(t *testing.T) {
+func TestInterleaving07UpdatesStayHeapOnly(t *testing.T) {
 	t.Parallel()
 	url := migrated(t)
 	db := open(t, url)

@@ -11,7 +11,7 @@ import (
 	"schoolbell/school/store"
 )
 
-func TestListenHearsAndListensAgain(t *testing.T) {
+func TestInterleaving06ListenHearsAndListensAgain(t *testing.T) {
 	t.Parallel()
 	url := migrated(t)
 	behind, proxy := through(t, url)
@@ -90,7 +90,7 @@ func TestListenNoticesAPeerThatVanished(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-func TestAcceptNotifiesNobody(t *testing.T) {
+func TestInterleaving19AcceptNotifiesNobody(t *testing.T) {
 	t.Parallel()
 	url := migrated(t)
 	db := open(t, url)

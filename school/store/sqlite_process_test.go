@@ -149,7 +149,7 @@ func (p *process) kill(t *testing.T) (lines []string) {
 	return lines
 }
 
-func TestSQLiteFileIsForOneProcess(t *testing.T) {
+func TestInterleaving22SQLiteFileIsForOneProcess(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "school.db")
 	p := startChild(t, path, "open")

@@ -13,7 +13,7 @@ import (
 	"schoolbell/watchdog/redislease"
 )
 
-func TestSlotIsTakenOnceInTheCluster(t *testing.T) {
+func TestInterleaving20SlotIsTakenOnceInTheCluster(t *testing.T) {
 	t.Parallel()
 	slotIsTakenOnce(t, startServer(t))
 }
@@ -50,7 +50,7 @@ func slotIsTakenOnce(t *testing.T, s *server) {
 	require.Error(t, err)
 }
 
-func TestSlotIsTheServersTimeRoundedToThePeriod(t *testing.T) {
+func TestInterleaving20SlotIsTheServersTimeRoundedToThePeriod(t *testing.T) {
 	t.Parallel()
 	slotIsTheServersTime(t, startServer(t))
 }

@@ -54,7 +54,7 @@ func receive[T any](t *testing.T, what string, from <-chan T) T {
 	}
 }
 
-func TestWakeReachesEveryReplica(t *testing.T) {
+func TestInterleaving19WakeReachesEveryReplica(t *testing.T) {
 	t.Parallel()
 	wakeReachesEveryReplica(t, startServer(t))
 }

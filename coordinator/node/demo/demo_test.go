@@ -63,9 +63,9 @@ func TestEveryPromiseIsKept(t *testing.T) {
 	require.Empty(t, left, "temporary files are removed")
 }
 
-// TestKills kills a replica each second: what is repeated is at most what was in
+// TestInterleaving22Kills kills a replica each second: what is repeated is at most what was in
 // its hands, and everything else is kept.
-func TestKills(t *testing.T) {
+func TestInterleaving22Kills(t *testing.T) {
 	cfg := small()
 	cfg.KillEvery, cfg.Latency.Base = time.Second, 100*time.Millisecond
 	v := judged(t, cfg)

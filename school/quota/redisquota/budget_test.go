@@ -97,7 +97,7 @@ func TestReserveDoesNotTouchTheLease(t *testing.T) {
 	require.Equal(t, before, l.c.PExpireTime(ctx, l.keys.Lock(l.id)).Val())
 }
 
-func TestRebuildAsksForTheLock(t *testing.T) {
+func TestInterleaving04RebuildAsksForTheLock(t *testing.T) {
 	t.Parallel()
 	l := begun(t, startServer(t))
 	before := l.hash()

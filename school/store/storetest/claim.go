@@ -40,7 +40,7 @@ var claimTests = []test{
 		require.Equal(w.t, []int{200, 100}, []int{l.Unsettled[0].Size, l.Unsettled[1].Size})
 		require.InDelta(w.t, longest+recording, l.Unsettled[0].Remaining, float64(5*time.Second))
 	}},
-	{"Claim/the ledger follows the grant within a cycle and never falls", func(w *world) {
+	{"interleaving 21: Claim/the ledger follows the grant within a cycle and never falls", func(w *world) {
 		w.notice("A", 100)
 		term := w.term("A", "x")
 		step := func(cycle int64, attempted int, filled bool, version int64) error {
@@ -86,14 +86,14 @@ var claimTests = []test{
 		require.Equal(w.t, school.Ledger{}, w.ledger("A"))
 		require.Equal(w.t, [][]string{{"0"}}, w.Query(w.t, `SELECT count(*) FROM push_batches`))
 	}},
-	{"Claim/is fenced by another acquisition of the same fence", func(w *world) {
+	{"interleaving 10: Claim/is fenced by another acquisition of the same fence", func(w *world) {
 		w.notice("A", 10)
 		term := w.term("A", "x")
 		other := term
 		other.Acquisition = "another"
 		require.ErrorIs(w.t, w.Store.Claim(w.ctx(), other, w.claimOf(w.page(term, 10).Work, 10)), school.ErrFenced)
 	}},
-	{"Claim/racing a new term is refused or among its unsettled", func(w *world) {
+	{"interleaving 12: Claim/racing a new term is refused or among its unsettled", func(w *world) {
 		w.notice("A", 1000)
 		for round := range 40 {
 			old := w.term("A", fmt.Sprint("old-", round))
@@ -116,7 +116,7 @@ var claimTests = []test{
 			require.Equal(w.t, err == nil, known, "claim: %v", err)
 		}
 	}},
-	{"Claim/of a page that has moved is stale and writes nothing", func(w *world) {
+	{"interleaving 14: Claim/of a page that has moved is stale and writes nothing", func(w *world) {
 		id := w.notice("A", 20)
 		term := w.term("A", "x")
 		work := w.page(term, 10).Work
@@ -128,7 +128,7 @@ var claimTests = []test{
 		require.Equal(w.t, 5, w.ledger("A").Attempted)
 		w.claim(term, work[5:])
 	}},
-	{"Claim/of a retry that has moved is stale and writes nothing", func(w *world) {
+	{"interleaving 14: Claim/of a retry that has moved is stale and writes nothing", func(w *world) {
 		id := w.notice("A", 4)
 		term := w.term("A", "x")
 		w.record(term, w.claim(term, w.page(term, 10).Work), all(school.Unavailable))
@@ -172,7 +172,7 @@ var claimTests = []test{
 		w.record(term, c, all(school.Accepted))
 		require.Equal(w.t, school.Counts{Total: 30, Success: 25, RetrySuccess: 5}, w.progress(id).Counts)
 	}},
-	{"Claim/writes the skipped ones", func(w *world) {
+	{"interleaving 14: Claim/writes the skipped ones", func(w *world) {
 		off := false
 		id := w.accept(plain("A"), list(
 			school.NewRecipient{Token: "a"}, school.NewRecipient{Token: "b", Enabled: &off}, school.NewRecipient{Token: "c"},
@@ -199,7 +199,7 @@ var claimTests = []test{
 		require.Equal(w.t, []any{school.PermanentFail, school.Disabled, "UNAVAILABLE", 1}, []any{rows[0].State, rows[0].Reason, rows[0].Code, rows[0].Attempts})
 		require.Equal(w.t, school.Counts{Total: 2, RetrySuccess: 1, PermanentFail: 1}, w.progress(id).Counts)
 	}},
-	{"Skip/moves the frontier when nothing is to be sent and ends the notice", func(w *world) {
+	{"interleaving 14: Skip/moves the frontier when nothing is to be sent and ends the notice", func(w *world) {
 		off := false
 		id := w.accept(plain("A"), list(school.NewRecipient{Token: "a", Enabled: &off}, school.NewRecipient{Token: "b", Enabled: &off}, school.NewRecipient{Token: "a"}))
 		term := w.term("A", "x")
@@ -211,7 +211,7 @@ var claimTests = []test{
 		require.ErrorIs(w.t, w.Store.Skip(w.ctx(), term, p.Work), school.ErrStalePage)
 		require.Equal(w.t, school.Ledger{}, w.ledger("A"))
 	}},
-	{"Pause/no claim commits after it returned", func(w *world) {
+	{"interleaving 15: Pause/no claim commits after it returned", func(w *world) {
 		id := w.notice("A", 1000)
 		term := w.term("A", "x")
 		for range 25 {
@@ -292,7 +292,7 @@ var claimTests = []test{
 		l := w.ledger("A")
 		require.Equal(w.t, []any{int64(2), 10, true}, []any{l.Cycle, l.Attempted, l.Filled})
 	}},
-	{"Withdraw/under the term that follows an unknown commit", func(w *world) {
+	{"interleaving 12: Withdraw/under the term that follows an unknown commit", func(w *world) {
 		id := w.notice("A", 10)
 		term := w.term("A", "x")
 		c := w.claim(term, w.page(term, 5).Work)
