@@ -15,10 +15,10 @@ import (
 	"schoolbell/school/store"
 )
 
-// TestAfterAFailoverDrainsWaitLonger promotes a standby. What was claimed before
+// TestInterleaving21AfterAFailoverDrainsWaitLonger promotes a standby. What was claimed before
 // has its deadline from another machine's clock, so it is taken over 30 s later;
 // what is claimed afterwards is not.
-func TestAfterAFailoverDrainsWaitLonger(t *testing.T) {
+func TestInterleaving21AfterAFailoverDrainsWaitLonger(t *testing.T) {
 	t.Parallel()
 	server := localtest.OwnPostgres(t, local.PostgresConfig{Fast: true})
 	url, err := server.CreateDatabase(t.Context(), "bell")
@@ -91,8 +91,8 @@ func TestASilentServiceIsNoFailover(t *testing.T) {
 	require.Zero(t, o.Wait)
 }
 
-// TestASweepGoesOnWhereAnotherReplicaStopped: how far it got is in the database.
-func TestASweepGoesOnWhereAnotherReplicaStopped(t *testing.T) {
+// TestInterleaving20ASweepGoesOnWhereAnotherReplicaStopped: how far it got is in the database.
+func TestInterleaving20ASweepGoesOnWhereAnotherReplicaStopped(t *testing.T) {
 	t.Parallel()
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()

@@ -34,7 +34,7 @@ func (w *world) inEveryState(n *school.Notice) (id int64, term school.Term, open
 }
 
 var closingTests = []test{
-	{"Cancel/leaves nothing to claim and ends when the calls in flight are recorded", func(w *world) {
+	{"interleaving 15: Cancel/leaves nothing to claim and ends when the calls in flight are recorded", func(w *world) {
 		id, term, open := w.inEveryState(plain("A"))
 		require.NoError(w.t, w.Store.Cancel(w.ctx(), id))
 		require.Equal(w.t, "IN_PROGRESS=25 PERMANENT_FAIL=5 SKIPPED=50 SUCCESS=20", w.states(id))
@@ -97,7 +97,7 @@ var closingTests = []test{
 			require.Equal(w.t, school.NoticeCancelled, w.progress(id).Status)
 		}
 	}},
-	{"Cancel/a big notice counts as skipped at once and is written in steps", func(w *world) {
+	{"interleaving 15: Cancel/a big notice counts as skipped at once and is written in steps", func(w *world) {
 		id := w.notice("A", 90_000)
 		require.NoError(w.t, w.Store.Cancel(w.ctx(), id))
 		require.Equal(w.t, school.Counts{Total: 90_000, Skipped: school.Skips{Cancelled: 90_000}}, w.progress(id).Counts)
@@ -133,7 +133,7 @@ var closingTests = []test{
 		require.Equal(w.t, school.Counts{Total: 100, Success: 20, PermanentFail: 20, Skipped: school.Skips{Cancelled: 60}}, w.progress(id).Counts)
 		require.Equal(w.t, school.NoticeCancelled, w.progress(id).Status)
 	}},
-	{"Expire/closes what has expired and nothing else", func(w *world) {
+	{"interleaving 15: Expire/closes what has expired and nothing else", func(w *world) {
 		n := plain("A")
 		n.ExpiresAt = time.Now().Add(time.Hour)
 		id, term, open := w.inEveryState(n)

@@ -103,7 +103,7 @@ var pageTests = []test{
 			require.Equal(w.t, want, w.progress(id).Status)
 		}
 	}},
-	{"Page/urgent comes first, then due retries, then by priority and age", func(w *world) {
+	{"interleaving 15: Page/urgent comes first, then due retries, then by priority and age", func(w *world) {
 		old := w.notice("A", 2)
 		term := w.term("A", "x")
 		w.record(term, w.claim(term, w.page(term, 1).Work), all(school.Unavailable))
@@ -186,7 +186,7 @@ var pageTests = []test{
 		require.Equal(w.t, school.NoticeCompleted, w.progress(id).Status)
 		require.Empty(w.t, w.page(term, 10).Work)
 	}},
-	{"Due/names a school for each kind of work and of a paused one only what is orphaned", func(w *world) {
+	{"interleaving 6: Due/names a school for each kind of work and of a paused one only what is orphaned", func(w *world) {
 		due := func() []string {
 			list, err := w.Store.Due(w.ctx(), 0)
 			require.NoError(w.t, err)

@@ -104,7 +104,7 @@ var recordTests = []test{
 		require.Equal(w.t, school.NoticeCompleted, w.progress(id).Status)
 		require.False(w.t, w.progress(id).EndedAt.IsZero())
 	}},
-	{"Record/twice is recorded once", func(w *world) {
+	{"interleaving 11: Record/twice is recorded once", func(w *world) {
 		id := w.notice("A", 10)
 		term := w.term("A", "x")
 		c := w.claim(term, w.page(term, 5).Work)
@@ -125,7 +125,7 @@ var recordTests = []test{
 		require.Equal(w.t, "PENDING=5 SUCCESS=5", w.states(id))
 		require.Equal(w.t, [][]string{{"x", "recorded"}}, w.Query(w.t, `SELECT settled_by, settled_as FROM push_batches`))
 	}},
-	{"Record/after a takeover is void, also where the same replica took over", func(w *world) {
+	{"interleaving 11: Record/after a takeover is void, also where the same replica took over", func(w *world) {
 		for _, successor := range []string{"x", "y"} {
 			id := w.notice(successor, 10)
 			x := w.term(successor, "x")
@@ -138,7 +138,7 @@ var recordTests = []test{
 			require.Equal(w.t, "PENDING=5 RETRY_PENDING=5", w.states(id))
 		}
 	}},
-	{"Record/racing a takeover has one winner", func(w *world) {
+	{"interleaving 11: Record/racing a takeover has one winner", func(w *world) {
 		id := w.notice("A", 400)
 		for round := range 30 {
 			x := w.term("A", "x")
@@ -237,7 +237,7 @@ var recordTests = []test{
 		require.ErrorIs(w.t, w.Store.Record(w.ctx(), r), school.ErrNotFound)
 		w.record(term, c, all(school.Accepted))
 	}},
-	{"Record/retires a device that is gone, unless it was registered since", func(w *world) {
+	{"interleaving 15: Record/retires a device that is gone, unless it was registered since", func(w *world) {
 		for _, token := range []string{"token-0000001", "token-0000002", "token-0000003"} {
 			w.Device(w.t, "A", token, true, false)
 		}
