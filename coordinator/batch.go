@@ -81,18 +81,19 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 		return verdict{}, false, nil
 	}
 	t.c.metrics.countSkips(claim.Work)
-	if late := time.Since(t0) - t.c.cfg.ClaimTimeout; late > 0 {
-		return verdict{kind: verdictFailed}, true, errors.Join(
-			fmt.Errorf("batch %s of school %s: claiming took %s longer than %s", claim.Batch, t.school, late, t.c.cfg.ClaimTimeout), t.withdraw(ctx, claim))
-	}
 	err = t.lease.Check()
 	t.point(Cleared)
 	if err != nil {
 		return t.leaseVerdict(), true, errors.Join(fmt.Errorf("lease of school %s before the send: %w", t.school, err), t.withdraw(ctx, claim))
 	}
+	// After the look at the lease, which lasts where it has it confirmed.
+	if late := time.Since(t0) - t.c.cfg.ClaimTimeout; late > 0 {
+		return verdict{kind: verdictFailed}, true, errors.Join(
+			fmt.Errorf("batch %s of school %s: claiming took %s longer than %s", claim.Batch, t.school, late, t.c.cfg.ClaimTimeout), t.withdraw(ctx, claim))
+	}
 	t.logStarted(claim)
 
-	results := t.send(ctx, claim)
+	results := t.send(ctx, claim, t0.Add(longest))
 	t.lease.Progress()
 	leave()
 	observed = true
@@ -307,12 +308,27 @@ func (t *turn) withdraw(ctx context.Context, c school.Claim) error {
 	return t.settle(ctx, c.Batch, c.Grant.Cycle, 0)
 }
 
+// errBatchEnded closes the gate of a batch whose time is over.
+var errBatchEnded = errors.New("the batch's time is over")
+
 // send hands the batch to the sender. The call has its own deadline and does not
-// end with the lease: what is on the wire gets its answer.
-func (t *turn) send(ctx context.Context, c school.Claim) []sender.Result {
-	ctx, cancel := detached(ctx, t.lane.sender.Longest())
+// end with the lease: what is on the wire gets its answer. But it ends with its
+// batch: a process that stood still must not send when the reservation and the
+// claim count as ended.
+func (t *turn) send(ctx context.Context, c school.Claim, until time.Time) []sender.Result {
+	ctx, cancel := detached(ctx, min(t.lane.sender.Longest(), time.Until(until)))
 	defer cancel()
-	b := sender.Batch{ID: c.Batch, School: t.school, Fence: t.term.Fence, Gate: t.gate(c.Size())}
+	lease := t.gate(c.Size())
+	gate := func() error {
+		if err := lease(); err != nil {
+			return err
+		}
+		if !time.Now().Before(until) { // ctx may not have noticed yet
+			return errBatchEnded
+		}
+		return nil
+	}
+	b := sender.Batch{ID: c.Batch, School: t.school, Fence: t.term.Fence, Gate: gate}
 	for i := range c.Work {
 		w := &c.Work[i]
 		if !w.Sendable() {

@@ -240,7 +240,7 @@ func TestAFailureAtAStep(t *testing.T) {
 		{
 			name:    "the claim takes too long",
 			arrange: func(w *world) { w.script.onReturn("claim", slow(1, 4001*time.Millisecond)) },
-			turn:    steps(claimed, "withdraw", "settle:0", "release"), reason: "longer than 4s",
+			turn:    steps(claimed, "check", "withdraw", "settle:0", "release"), reason: "longer than 4s",
 		},
 		{
 			name:    "the claim is stuck",
