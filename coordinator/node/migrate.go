@@ -19,7 +19,8 @@ func MigrateUp(ctx context.Context, s settings.Settings) ([]Step, error) {
 	if s.DatabaseURL == "" {
 		return nil, errNoDatabase
 	}
-	return store.Migrate(ctx, string(s.DatabaseURL))
+	steps, err := store.Migrate(ctx, string(s.DatabaseURL))
+	return steps, databaseError(s, err)
 }
 
 // MigrateStatus lists all steps, applied or not.
@@ -27,13 +28,16 @@ func MigrateStatus(ctx context.Context, s settings.Settings) ([]Step, error) {
 	if s.DatabaseURL == "" {
 		return nil, errNoDatabase
 	}
-	return store.MigrationStatus(ctx, string(s.DatabaseURL))
+	steps, err := store.MigrationStatus(ctx, string(s.DatabaseURL))
+	return steps, databaseError(s, err)
 }
 
-// MigrateDown takes steps back until only those up to version are applied.
+// MigrateDown takes steps back until only those up to version are applied; a
+// *VersionError where the schema has not come so far.
 func MigrateDown(ctx context.Context, s settings.Settings, version int64) ([]Step, error) {
 	if s.DatabaseURL == "" {
 		return nil, errNoDatabase
 	}
-	return store.MigrateDown(ctx, string(s.DatabaseURL), version)
+	steps, err := store.MigrateDown(ctx, string(s.DatabaseURL), version)
+	return steps, databaseError(s, err)
 }

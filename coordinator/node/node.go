@@ -7,7 +7,6 @@ package node
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"runtime"
@@ -109,7 +108,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	}
 	// The address before the servers: a port that is taken should stop the start before anything else is touched.
 	if n.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.HTTP.Listen); err != nil {
-		return nil, fmt.Errorf("http.listen %s: %w", s.HTTP.Listen, err)
+		return nil, listenError(s, err)
 	}
 	n.cleanup.add("listener", func() error {
 		if err := n.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
@@ -280,7 +279,8 @@ func (n *Node) Run(ctx context.Context) error {
 		err = cause
 	}
 
-	n.log.Info("replica stops", "event", "replica_stopping")
+	n.log.Info("replica stops: not ready for stop_delay, in which it goes on; then no new batch begins, what is in flight ends and is recorded; a second signal ends it at once",
+		"event", "replica_stopping", "stop_delay", n.conf.StopDelay.String(), "stop_timeout", n.conf.StopTimeout.String())
 	n.web.Drain()
 	if ctx.Err() != nil && n.conf.StopDelay > 0 {
 		// A load balancer needs a moment to look away; until then requests are

@@ -5,10 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -235,11 +238,17 @@ func TestNewFailsCleanly(t *testing.T) {
 		want  string
 		is    error
 	}{
-		{"port taken", func(s *settings.Settings) { s.HTTP.Listen = taken.Addr().String() }, "http.listen " + taken.Addr().String(), nil},
+		{"port taken", func(s *settings.Settings) { s.HTTP.Listen = taken.Addr().String() }, "http.listen: another program listens on " + taken.Addr().String() + "; give another address (--http-listen, SCHOOLBELL_HTTP_LISTEN) or stop that program", syscall.EADDRINUSE},
 		{"prefix", func(s *settings.Settings) { s.Redis.Prefix = "{a}" }, "redis prefix", nil},
 		{"half embedded", func(s *settings.Settings) { s.Redis.URL = "" }, "go together", nil},
 		{"redis address", func(s *settings.Settings) { s.Redis.URL = "redis://:pa55@127.0.0.1:1/0?frob=1" }, "redis.url", nil},
-		{"database away", func(s *settings.Settings) { s.DatabaseURL = "postgres://u:pa55@127.0.0.1:1/d" }, "store", school.ErrUnavailable},
+		{"database away", func(s *settings.Settings) { s.DatabaseURL = "postgres://u:pa55@127.0.0.1:1/d" }, "database_url: no database server answers (dial tcp 127.0.0.1:1: connect: connection refused); is PostgreSQL running there", school.ErrUnavailable},
+		{"no database", func(s *settings.Settings) {
+			s.DatabaseURL = settings.Secret(strings.Replace(string(s.DatabaseURL), "?", "_not?", 1))
+		}, "_not\"; make it (createdb ", ErrNoDatabase},
+		{"no credentials", func(s *settings.Settings) {
+			s.Senders = map[string]settings.Sender{"main": {Kind: settings.KindFCM, CredentialsFile: "none.json", InFlight: 1}}
+		}, "senders.main.credentials_file: there is no file none.json; give the path of a service account's key (JSON), which the Firebase console makes", fs.ErrNotExist},
 		{"no schema", func(s *settings.Settings) { s.DatabaseURL = settings.Secret(empty) }, "schoolbell migrate up", store.ErrSchemaOld},
 		{"sender", func(s *settings.Settings) {
 			relay := s.Senders[settings.KindRelay]

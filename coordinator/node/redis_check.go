@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -52,6 +53,10 @@ func (c *redisCheck) start(ctx context.Context, log *slog.Logger) error {
 	var unfit *unfitRedis
 	if errors.As(err, &unfit) {
 		return fmt.Errorf("redis.url: %w", err)
+	}
+	var silence *net.OpError
+	if errors.As(err, &silence) && silence.Op == "dial" {
+		return nil // redisWatch has said so
 	}
 	if err != nil {
 		log.Warn("how Redis is set up could not be read: see to it that its maxmemory-policy is noeviction",

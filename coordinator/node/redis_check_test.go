@@ -85,7 +85,7 @@ func TestARedisThatIsAwayAtTheStartIsWaitedFor(t *testing.T) {
 	server.Kill()
 	err, logged := startCheck(t, server.URL())
 	require.NoError(t, err)
-	require.Equal(t, []string{"redis_unchecked"}, logged)
+	require.Empty(t, logged, "whoever dials says that nobody answers")
 }
 
 // TestEveryNodeOfAClusterIsLookedAt, and the URL has to say that it is one.

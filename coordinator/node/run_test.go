@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -88,7 +89,8 @@ func TestThreeReplicas(t *testing.T) {
 func TestRedisAway(t *testing.T) {
 	t.Parallel()
 	srv := startServers(t)
-	one := run(t, srv.settings("one"), Deps{})
+	var log events
+	one := run(t, srv.settings("one"), Deps{Log: log.logger()})
 	eventually(t, "ready", func() bool {
 		r, err := one.client.Ready(t.Context())
 		return err == nil && r.Ready && len(r.Degraded) == 0
@@ -123,6 +125,40 @@ func TestRedisAway(t *testing.T) {
 		return r.Ready && len(r.Degraded) == 0
 	})
 	require.NoError(t, one.end(t))
+
+	// Said once each, with the setting, however many connections saw it.
+	var said []string
+	for _, line := range log.lines(t) {
+		if event, _ := line["event"].(string); event == "redis_away" || event == "redis_back" {
+			require.Equal(t, srv.redis.Addr(), line["address"])
+			said = append(said, fmt.Sprint(line["level"], " ", line["msg"]))
+		}
+		text, _ := line["error"].(string)
+		require.LessOrEqual(t, strings.Count(text, "school A: "), 1, text)
+	}
+	require.Equal(t, []string{
+		"WARN the Redis at redis.url does not answer: nothing is sent until it does, notices are accepted; is redis-server running there, and is the address right?",
+		"INFO the Redis at redis.url answers again",
+	}, said)
+}
+
+// TestARedisThatIsNotThereAtTheStart is told of in the same words, once.
+func TestARedisThatIsNotThereAtTheStart(t *testing.T) {
+	t.Parallel()
+	srv := startServers(t)
+	srv.redis.Kill()
+	var log events
+	one := run(t, srv.settings("one"), Deps{Log: log.logger()})
+	eventually(t, "several connections failed", func() bool { return slices.Contains(log.names(t), "wake_channel_lost") })
+	require.NoError(t, one.end(t))
+	away := 0
+	for _, line := range log.lines(t) {
+		if line["event"] == "redis_away" {
+			away++
+		}
+		require.NotEqual(t, "redis_unchecked", line["event"], "that is said already")
+	}
+	require.Equal(t, 1, away)
 }
 
 // TestInterleaving22Killed cuts a replica's life in the middle of a batch: Run says so when its

@@ -53,7 +53,7 @@ func lanes(s settings.Settings, log *slog.Logger, reg prometheus.Registerer) (al
 				CallTimeout: cfg.CallTimeout, InFlight: cfg.InFlight, DryRun: cfg.DryRun,
 			}, log, reg)
 			if err != nil {
-				return nil, nil, errors.Join(err, stop())
+				return nil, nil, errors.Join(senderError(s, name, err), stop())
 			}
 			made, end = f, f.Close
 		case settings.KindLog:

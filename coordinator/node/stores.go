@@ -42,10 +42,10 @@ func (n *Node) openStores(ctx context.Context, embedded *Embedded, now func() ti
 	if err != nil {
 		return nil, fmt.Errorf("redis.url: %w", err)
 	}
-	where.Dialer = n.line.dial(where)
+	where.Dialer = newRedisWatch(where, setting(n.conf, "redis.url"), n.log).dial(where, n.line.dial(where))
 	db, err := store.Open(ctx, store.Config{URL: string(n.conf.DatabaseURL), MaxConns: n.conf.Database.MaxConns, Log: n.log, Registerer: reg, Now: now})
 	if err != nil {
-		return nil, err
+		return nil, databaseError(n.conf, err)
 	}
 	n.cleanup.add("store", func() error { db.Close(); return nil })
 	n.outbox = n.line.outbox(db)

@@ -120,7 +120,8 @@ type DB struct {
 
 // Open connects and checks the schema: ErrSchemaOld where it must be migrated
 // first, ErrSchemaNew where it is more than one step ahead of this program,
-// school.ErrUnavailable where the database cannot be reached.
+// ErrLogin and ErrNoDatabase where the server says so, school.ErrUnavailable
+// where the database cannot be reached.
 func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	cfg, err = cfg.withDefaults()
 	if err != nil {
@@ -161,8 +162,8 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	if err := db.Ping(ctx); err != nil {
-		return nil, err
+	if err := db.dispatch.Ping(ctx); err != nil {
+		return nil, reach(&db.dispatch.Config().ConnConfig.Config, err)
 	}
 	if err := db.checkSchema(ctx); err != nil {
 		return nil, err

@@ -14,8 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
-
-	"schoolbell/school"
 )
 
 // SchemaVersion is the step of the schema that this program was written for.
@@ -48,9 +46,26 @@ func Migrate(ctx context.Context, url string) ([]Step, error) {
 }
 
 // MigrateDown takes steps back until version is the newest one applied, 0 for
-// an empty database, and returns them. Data goes with its tables.
+// an empty database, and returns them. Data goes with its tables. A version that
+// the schema has not reached is a *VersionError.
 func MigrateDown(ctx context.Context, url string, version int64) ([]Step, error) {
-	return migrate(ctx, url, "migrate down", func(p *goose.Provider) ([]*goose.MigrationResult, error) { return p.DownTo(ctx, version) })
+	return migrate(ctx, url, "migrate down", func(p *goose.Provider) ([]*goose.MigrationResult, error) {
+		current, err := p.GetDBVersion(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if version < 0 || version > current {
+			return nil, &VersionError{Wanted: version, Current: current}
+		}
+		return p.DownTo(ctx, version)
+	})
+}
+
+// VersionError is a version that the schema cannot be taken back to.
+type VersionError struct{ Wanted, Current int64 }
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("the schema is at version %d, so it cannot be taken back to %d; give 0 to %d", e.Current, e.Wanted, e.Current)
 }
 
 // MigrationStatus lists all steps that this program knows.
@@ -99,7 +114,7 @@ func withProvider(ctx context.Context, url string, fn func(*goose.Provider) erro
 	db := stdlib.OpenDB(*cfg)
 	defer db.Close()
 	if err := db.PingContext(ctx); err != nil {
-		return fmt.Errorf("%w: %w", school.ErrUnavailable, err)
+		return reach(&cfg.Config, err)
 	}
 	// Tried once a second for five minutes.
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 300))

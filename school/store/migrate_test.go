@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -41,6 +42,36 @@ func TestMigrateUpAndDownAndUp(t *testing.T) {
 		require.Equal(t, [][]string{{"schema_migrations"}},
 			query(t, conn, `SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'v')`))
 		require.Equal(t, [][]string{{"0"}}, query(t, conn, `SELECT count(*) FROM pg_proc WHERE proname LIKE 'schoolbell%'`))
+	}
+}
+
+func TestMigrateDownBeyondTheSchemaIsRefused(t *testing.T) {
+	t.Parallel()
+	url := localtest.Database(t)
+	for _, c := range []struct {
+		to   int64
+		want string
+	}{
+		{99, fmt.Sprintf("migrate down: the schema is at version %d, so it cannot be taken back to 99; give 0 to %[1]d", store.SchemaVersion)},
+		{-1, fmt.Sprintf("migrate down: the schema is at version %d, so it cannot be taken back to -1; give 0 to %[1]d", store.SchemaVersion)},
+		{store.SchemaVersion, ""},
+		{3, ""},
+		{4, "migrate down: the schema is at version 3, so it cannot be taken back to 4; give 0 to 3"},
+		{0, ""},
+		{1, "migrate down: the schema is at version 0, so it cannot be taken back to 1; give 0 to 0"},
+	} {
+		if c.to == 99 {
+			_, err := store.Migrate(t.Context(), url)
+			require.NoError(t, err)
+		}
+		_, err := store.MigrateDown(t.Context(), url, c.to)
+		if c.want == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.EqualError(t, err, c.want)
+		var beyond *store.VersionError
+		require.ErrorAs(t, err, &beyond)
 	}
 }
 

@@ -58,11 +58,12 @@ func New(client redis.UniversalClient, keys scripts.Keys, reg prometheus.Registe
 	}, nil
 }
 
-// Peek looks at a school's lock and quota without touching them.
+// Peek looks at a school's lock and quota without touching them. Its error, like
+// those of Reconcile and Settle, does not name the school: the caller's does.
 func (b *Budget) Peek(ctx context.Context, schoolID string) (school.Peek, error) {
 	r, err := b.run(ctx, b.peek, schoolID, []string{b.keys.Lock(schoolID), b.keys.Quota(schoolID)})
 	if err != nil {
-		return school.Peek{}, fmt.Errorf("peek at school %s: %w", schoolID, err)
+		return school.Peek{}, err
 	}
 	p := school.Peek{
 		Known:     r.status == "KNOWN",
@@ -80,7 +81,7 @@ func (b *Budget) Peek(ctx context.Context, schoolID string) (school.Peek, error)
 		r.unexpected()
 	}
 	if r.err != nil {
-		return school.Peek{}, fmt.Errorf("peek at school %s: %w", schoolID, r.err)
+		return school.Peek{}, r.err
 	}
 	return p, nil
 }
@@ -89,16 +90,13 @@ func (b *Budget) Peek(ctx context.Context, schoolID string) (school.Peek, error)
 // it is missing. It never lowers anything.
 func (b *Budget) Reconcile(ctx context.Context, schoolID string, l school.Ledger, rule school.Rule) error {
 	if err := quota.CheckMerge(l, rule); err != nil {
-		return fmt.Errorf("reconcile school %s: %w", schoolID, err)
+		return err
 	}
 	r, err := b.run(ctx, b.reconcile, schoolID, []string{b.keys.Quota(schoolID)}, ledgerArgs(l, rule)...)
-	if err == nil {
-		err = b.merged(r, l)
-	}
 	if err != nil {
-		return fmt.Errorf("reconcile school %s: %w", schoolID, err)
+		return err
 	}
-	return nil
+	return b.merged(r, l)
 }
 
 // Rebuild is Reconcile for a school whose rest lies further ahead than it can,
@@ -209,10 +207,7 @@ func (b *Budget) askReserve(ctx context.Context, r school.Reservation) (school.G
 func (b *Budget) Settle(ctx context.Context, x school.Settlement) error {
 	result, err := b.askSettle(ctx, x)
 	b.metrics.settle.WithLabelValues(result).Inc()
-	if err != nil {
-		return fmt.Errorf("settle batch %s of school %s: %w", x.Batch, x.School, err)
-	}
-	return nil
+	return err
 }
 
 func (b *Budget) askSettle(ctx context.Context, x school.Settlement) (result string, err error) {
