@@ -58,7 +58,7 @@ func (g *generator) next(w *world) {
 // knows itself, and shows nothing.
 func (r *replica) alone() bool {
 	switch r.step {
-	case hearing, checkingTime, checkingClaimed:
+	case hearing, checkingClaimed, checkingTime, calling:
 		return true
 	}
 	return false
@@ -312,7 +312,7 @@ func (g *generator) step(w *world, i int) {
 			func(_ *world, r *replica, a answer) {
 				switch a.verdict {
 				case ok:
-					r.step = checkingTime
+					r.step = checkingClaimed
 				case conflict:
 					r.step = resolving
 					return
@@ -327,18 +327,20 @@ func (g *generator) step(w *world, i int) {
 				}
 				r.floor = floor{cycle: r.grant.cycle, attempted: attempted, filled: r.grant.filled, version: r.grant.version, limit: r.grant.limit}
 			}, func(r *replica) { r.step = resolving })
-	case checkingTime:
-		local("looks at the time that the claim took", func(_ *world, r *replica) {
-			if r.step = checkingClaimed; now-r.began > b.Claim {
+	case checkingClaimed:
+		local("looks at the gate before the call", func(w *world, r *replica) {
+			if r.step = checkingTime; !w.gate(r) {
 				r.step = withdrawing
 			}
 		})
-	case checkingClaimed:
-		local("looks at the gate before the call", func(w *world, r *replica) {
-			if !w.gate(r) {
+	case checkingTime:
+		local("looks at the time that the claim took", func(_ *world, r *replica) {
+			if r.step = calling; now-r.began > b.Claim {
 				r.step = withdrawing
-				return
 			}
+		})
+	case calling:
+		local("begins the call", func(w *world, r *replica) {
 			r.step, r.callEnd = sending, now+b.Call
 			if !b.Broken.CallBeyondBatch {
 				r.callEnd = min(r.callEnd, r.began+b.longest())

@@ -97,8 +97,9 @@ const (
 	extending
 	rebuilding
 	claiming
-	checkingTime // is W used up?
 	checkingClaimed
+	checkingTime // is W used up?
+	calling
 	sending // before the gate of the next message
 	writing // between the gate and the wire
 	recording
