@@ -22,7 +22,7 @@ import (
 // goes through what Redis may do several times, as make chaos does. The
 // receiver is in the test's process: with the race detector on, and two cores
 // for everything, it would be the receiver that is tried, not the replicas.
-var full = flag.Bool("full", false, "the FCM scenario with 50,000 messages instead of 5,000, and several rounds of what Redis may do")
+var full = flag.Bool("full", false, "the FCM scenario with 50,000 messages instead of 5,000, and more rounds of what Redis, PostgreSQL and clocks may do")
 
 // TestFCMWithAKilledOwner sends messages as FCM gets them: over HTTP/2 and TLS,
 // one request each, with devices that are gone, an FCM that is unavailable,
