@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // OnNotice hears what the server says beside its answers.
@@ -42,4 +43,25 @@ func (db *SQLite) OnStatement(f func(query string, args []any)) { db.onStatement
 func (db *SQLite) OnWriter(ctx context.Context, statement string) (value string, err error) {
 	err = db.writer.QueryRowContext(ctx, statement).Scan(&value)
 	return value, err
+}
+
+func (db *DB) pool(name string) *pgxpool.Pool {
+	return map[string]*pgxpool.Pool{"ingest": db.ingest, "dispatch": db.dispatch, "reads": db.reads}[name]
+}
+
+// Setting tells what the sessions of a pool go by.
+func (db *DB) Setting(ctx context.Context, pool, name string) (value string, err error) {
+	err = db.pool(pool).QueryRow(ctx, "SHOW "+name).Scan(&value)
+	return value, err
+}
+
+// HoldSession takes a session out of a pool while f runs.
+func (db *DB) HoldSession(ctx context.Context, pool string, f func()) error {
+	c, err := db.pool(pool).Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Release()
+	f()
+	return nil
 }
