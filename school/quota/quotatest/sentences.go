@@ -41,7 +41,7 @@ func RunSentences(t *testing.T, fresh func(testing.TB) Subject) {
 			require.Equal(t, 5000, d.attempted())
 			require.Equal(t, "rest 3m0s, 1", d.send(1))
 		},
-		"the process that makes the filling call dies: the rest runs from the call's latest end": func(t *testing.T) {
+		"interleaving 3: the process that makes the filling call dies: the rest runs from the call's latest end": func(t *testing.T) {
 			d := newDesk(t, fresh(t))
 			d.send(4800)
 			d.begin()
@@ -112,6 +112,124 @@ func RunSentences(t *testing.T, fresh func(testing.TB) Subject) {
 			require.NoError(t, err)
 			require.Equal(t, d.longest+d.rule.Rest, p.Resting)
 		},
+		"interleaving 1: a full cycle without a rest set rests, and never rolls over": func(t *testing.T) {
+			d := newDesk(t, fresh(t))
+			d.send(300)
+			d.rule.Limit, d.rule.Version = 200, 2 // so it is full, and nobody set a rest
+			d.now += 1000
+			d.begin()
+			require.Equal(t, "rest 2m59s, 200, rest 3m0s, 50", d.send(250), "from the end of the last attempt")
+
+			d = newDesk(t, fresh(t))
+			d.send(300)
+			d.rule.Limit, d.rule.Version = 200, 2
+			d.now += 86_400_000
+			d.begin()
+			before, err := d.s.Peek()
+			require.NoError(t, err)
+			g := d.ask(1)
+			require.Equal(t, school.Resting, g.Kind, "also where a rest would be over: it has to be set before it can pass")
+			after, err := d.s.Peek()
+			require.NoError(t, err)
+			require.Equal(t, before.Cycle, after.Cycle)
+			require.Equal(t, before.Cycle+1, d.ask(1).Cycle)
+		},
+		"interleaving 1: a settlement takes a rest away only where it gives something back": func(t *testing.T) {
+			// The limit falls below what a call under way has reserved: a rest is set,
+			// and the settlement leaves the count above the limit.
+			d := newDesk(t, fresh(t))
+			d.begin()
+			g := d.reserve(200)
+			d.ledger.Claim(d.now, g, 200, d.longest)
+			d.rule.Limit, d.rule.Version = 100, 2
+			require.Equal(t, school.Resting, d.ask(1).Kind)
+			d.settleOf(g, "b1", 200)
+			require.Equal(t, d.rule.Rest, d.ask(1).Wait, "nothing came back")
+
+			// A repeated settlement gives nothing back a second time.
+			d = newDesk(t, fresh(t))
+			d.send(4800)
+			d.begin()
+			g = d.reserve(200)
+			require.True(t, g.Filled)
+			filling := fmt.Sprintf("b%d", d.batch)
+			d.ledger.Claim(d.now, g, 150, d.longest)
+			d.settleOf(g, filling, 150)
+			p, err := d.s.Peek()
+			require.NoError(t, err)
+			require.Equal(t, []any{4950, time.Duration(0)}, []any{p.Attempted, p.Resting}, "50 came back, so the cycle is not full")
+			last := d.reserve(50)
+			require.True(t, last.Filled)
+			d.ledger.Claim(d.now, last, 50, d.longest)
+			d.settleOf(g, filling, 150)
+			p, err = d.s.Peek()
+			require.NoError(t, err)
+			require.Equal(t, []any{5000, d.longest + d.rule.Rest}, []any{p.Attempted, p.Resting}, "the rest that the next one set stays")
+		},
+		"interleaving 1: a lower limit acts at once, a higher one from the next cycle": func(t *testing.T) {
+			d := newDesk(t, fresh(t))
+			d.send(300)
+			d.rule.Limit, d.rule.Version = 400, 2
+			require.Equal(t, "100, rest 3m0s, 200", d.send(300))
+			d.rule.Limit, d.rule.Version = 600, 3
+			require.Equal(t, "200, rest 3m0s, 200, 200, 200, rest 3m0s, 1", d.send(801))
+			old := d.rule
+			old.Limit, old.Version = 100, 2
+			d.rule = old
+			require.Equal(t, "200, 200, 199, rest 3m0s, 1", d.send(600), "an older version changes nothing")
+		},
+		"interleaving 2: a settlement of an older cycle changes nothing": func(t *testing.T) {
+			d := newDesk(t, fresh(t))
+			d.send(4800)
+			d.begin()
+			g := d.reserve(200)
+			filling := fmt.Sprintf("b%d", d.batch)
+			d.call(g, 200, 40) // and its owner is stopped
+			d.now += (d.longest + d.rule.Rest).Milliseconds()
+			require.Equal(t, "200", d.send(200))
+			for _, more := range []int{0, 4800} { // the newer cycle at its beginning, and full
+				d.send(more)
+				before := d.quota()
+				for _, attempted := range []int{0, 200} {
+					d.settleOf(g, filling, attempted)
+					require.Equal(t, before, d.quota())
+				}
+			}
+			require.Positive(t, d.quota().Resting)
+		},
+		"interleaving 3: a reservation past its deadline is closed in full by whoever comes next": func(t *testing.T) {
+			d := newDesk(t, fresh(t))
+			d.begin()
+			d.reserve(200) // never claimed, never settled
+			d.now += d.longest.Milliseconds()
+			d.begin()
+			require.Equal(t, 200, d.attempted())
+			g := d.reserve(100)
+			require.Equal(t, []any{300, false}, []any{g.Attempted, g.Filled})
+			d.settleOf(school.Grant{Cycle: g.Cycle}, "b1", 0)
+			require.Equal(t, 300, d.attempted(), "nothing comes back after the deadline")
+		},
+		"interleaving 4: after the clock went back the ledger tells the rest, and a merge could not": func(t *testing.T) {
+			d := newDesk(t, fresh(t))
+			d.send(5000)
+			d.now += 100_000
+			l := d.ledger.At(d.now) // 80 s are left
+			d.begin()
+			d.s.At(Epoch + d.now - 86_400_000)
+			ask := func() school.Grant {
+				d.batch++
+				g, err := d.s.Reserve(school.Reservation{School: "A", Acquisition: d.acq, Fence: d.fence, Batch: fmt.Sprintf("b%d", d.batch),
+					Want: 1, Longest: d.longest, Margin: time.Second, Floor: l, Rule: d.rule})
+				require.NoError(t, err)
+				return g
+			}
+			require.NoError(t, d.s.Reconcile(l, d.rule))
+			g := ask()
+			require.Equal(t, []any{school.NeedRebuild, true}, []any{g.Kind, g.ClockJumped})
+			require.NoError(t, d.s.Rebuild(d.acq, d.fence, l, d.rule))
+			g = ask()
+			require.Equal(t, []any{school.Resting, 80 * time.Second}, []any{g.Kind, g.Wait})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -153,4 +271,24 @@ func (d *run) attempted() int {
 	p, err := d.s.Peek()
 	require.NoError(d.t, err)
 	return p.Attempted
+}
+
+// ask reserves whatever the answer is.
+func (d *run) ask(want int) school.Grant {
+	d.begin()
+	return d.reserve(want)
+}
+
+// settleOf settles any batch, also one of long ago.
+func (d *run) settleOf(g school.Grant, batch string, attempted int) {
+	d.s.At(Epoch + d.now)
+	require.NoError(d.t, d.s.Settle(school.Settlement{School: "A", Batch: batch, Cycle: g.Cycle, Attempted: attempted}))
+}
+
+// quota is what is known of the school but for its lock.
+func (d *run) quota() school.Peek {
+	p, err := d.s.Peek()
+	require.NoError(d.t, err)
+	p.Held, p.Owner, p.Fence, p.LeaseLeft = false, "", 0, 0
+	return p
 }
