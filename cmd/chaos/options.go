@@ -62,14 +62,16 @@ func mutations() []mutation {
 	// cycle without a rest is seen to go on too early.
 	full := map[string]string{"limit": "200", "rest": "12s", "schools": "40", "recipients": "32000"}
 	brisk := map[string]string{"recipients": "60000"}
-	// Retries go first: what a former owner claims late is still there to be claimed.
-	failing := map[string]string{"recipients": "60000", "unavailable": "0.9"}
+	// Nobody else moves on what is to be claimed.
+	alone := map[string]string{"recipients": "30000", "replicas": "1"}
+	// Always in the middle of a cycle, where there is something to give back.
+	middle := map[string]string{"recipients": "40000", "schools": "5", "limit": "2000", "replicas": "1"}
 	return []mutation{
 		{"no-provisional-rest", "a batch that fills the cycle sets no rest before it is settled", "redis-flush,redis-restart,kill", full},
 		{"no-ledger-floors", "what Redis lost is not learnt from the ledger", "redis-flush,redis-restart", brisk},
 		{"lease-end-after-call", "a lease counts from the answer that renewed it, and nothing else looks at it", "redis-flush/all", brisk},
-		{"settle-twice", "a settlement that comes twice gives back twice", "partition-redis/swallow-reply", brisk},
-		{"claim-unfenced", "a claim does not look at the fence", "partition-db/late", failing},
+		{"settle-twice", "a settlement that comes twice gives back twice", "partition-db/late-twice", middle},
+		{"claim-unfenced", "a claim does not look at the fence", "partition-db/late", alone},
 	}
 }
 

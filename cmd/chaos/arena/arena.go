@@ -60,7 +60,7 @@ type Config struct {
 type Servers struct {
 	Redis    *local.Redis
 	Postgres *local.Postgres
-	Template string // a migrated database that nobody is connected to
+	Template string // another arena's database, copied, that nobody is connected to; "": a new one
 	Name     string // of the arena's database, and the prefix of its keys
 }
 
@@ -118,8 +118,10 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 	if a.DB, err = pgxpool.New(ctx, a.url); err != nil {
 		return a, fmt.Errorf("connect the judge: %w", err)
 	}
-	if _, err = a.DB.Exec(ctx, audit); err != nil {
-		return a, fmt.Errorf("make what the judge keeps: %w", err)
+	if !a.copied() {
+		if _, err = a.DB.Exec(ctx, audit); err != nil {
+			return a, fmt.Errorf("make what the judge keeps: %w", err)
+		}
 	}
 	for range cfg.Replicas {
 		if _, err = a.StartReplica(ctx, nil); err != nil {
@@ -131,22 +133,29 @@ func New(ctx context.Context, cfg Config) (a *Arena, err error) {
 
 // startStores starts Redis and a migrated database, or joins those of others.
 func (a *Arena) startStores(ctx context.Context) (err error) {
+	name := "bell"
 	if s := a.cfg.Within; s != nil {
-		a.Redis, a.Postgres = s.Redis, s.Postgres
-		a.url, err = s.Postgres.CloneDatabase(ctx, s.Name, s.Template)
+		a.Redis, a.Postgres, name = s.Redis, s.Postgres, s.Name
+	} else {
+		if err = a.startRedis(ctx); err != nil {
+			return err
+		}
+		if a.Postgres, err = local.StartPostgres(ctx, local.PostgresConfig{Fast: a.cfg.Fast}); err != nil {
+			return err
+		}
+	}
+	if a.copied() {
+		a.url, err = a.Postgres.CloneDatabase(ctx, name, a.cfg.Within.Template)
 		return err
 	}
-	if err = a.startRedis(ctx); err != nil {
-		return err
-	}
-	if a.Postgres, err = local.StartPostgres(ctx, local.PostgresConfig{Fast: a.cfg.Fast}); err != nil {
-		return err
-	}
-	if a.url, err = a.Postgres.CreateDatabase(ctx, "bell"); err != nil {
+	if a.url, err = a.Postgres.CreateDatabase(ctx, name); err != nil {
 		return err
 	}
 	return a.migrate(ctx)
 }
+
+// copied reports whether the database is a copy of another arena's.
+func (a *Arena) copied() bool { return a.cfg.Within != nil && a.cfg.Within.Template != "" }
 
 // Begin says that the run begins now: the verdict counts from here.
 func (a *Arena) Begin() time.Time {

@@ -339,35 +339,3 @@ func TestRedisCLIShowsTheTruthInWords(t *testing.T) {
 		require.NotEmpty(t, replica[field], field)
 	}
 }
-
-// TestKilledBetweenTwoSteps kills a real process right after each of the steps
-// that leave something behind, with an ordinary batch and with the one that
-// fills the cycle. Another replica finishes.
-func TestKilledBetweenTwoSteps(t *testing.T) {
-	for _, point := range []string{"reserved", "claimed", "sent", "recorded"} {
-		for _, batch := range []string{"ordinary", "filled"} {
-			t.Run(point+" "+batch, func(t *testing.T) {
-				t.Parallel()
-				ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-				defer cancel()
-				a := open(t, Config{Program: programWithPoints, Replicas: 1, Limit: 500, Rest: time.Second, Settings: short()})
-				doomed, err := a.StartReplica(ctx, map[string]string{"FAILPOINT": point + ":" + batch})
-				require.NoError(t, err)
-				// Alone, the doomed one has to do the work.
-				_, err = a.Replicas()[0].Stop(ctx)
-				require.NoError(t, err)
-				_, err = a.Post(ctx, "A", 1200)
-				require.NoError(t, err)
-				select {
-				case <-doomed.Exited():
-				case <-ctx.Done():
-					require.FailNow(t, "the process did not die")
-				}
-				require.NoError(t, doomed.Died(time.Now()))
-				require.NoError(t, a.Replicas()[0].Start(ctx))
-				require.NoError(t, a.WaitEnded(ctx))
-				sound(ctx, t, a)
-			})
-		}
-	}
-}

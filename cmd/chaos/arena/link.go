@@ -92,7 +92,7 @@ func (w *Way) Break(ctx context.Context, a *Arena, how string, hold time.Duratio
 	case "reset":
 		err = w.each((*local.Proxy).Reset)
 	case "late":
-		_ = w.each(func(p *local.Proxy) error { p.HoldRequest(w.decides, 1); return nil })
+		_ = w.each(func(p *local.Proxy) error { p.HoldRequest(w.decides, many); return nil })
 	case "stall":
 		err = w.each((*local.Proxy).Stall)
 	case "swallow-reply":
@@ -106,6 +106,25 @@ func (w *Way) Break(ctx context.Context, a *Arena, how string, hold time.Duratio
 	f.Until = time.Now()
 	a.note(f)
 	return errors.Join(err, w.each((*local.Proxy).Pass))
+}
+
+// BreakTwice makes the replica's claims come too late and, at the same time, loses
+// Redis's answers about what it gives back because of that. It is noted as a fault
+// of the way to the database.
+func (r *Replica) BreakTwice(ctx context.Context, hold time.Duration) error {
+	_ = r.ToRedis.each(func(p *local.Proxy) error { p.SwallowReply(givesBack, many); return nil })
+	err := r.ToPostgres.Break(ctx, r.arena, "late", hold)
+	return errors.Join(err, r.ToRedis.each((*local.Proxy).Pass))
+}
+
+// many is more than there will be.
+const many = 1000
+
+// givesBack matches the scripts that are told what became of attempts: of all of
+// them only these look at the quota and not at the lock.
+func givesBack(request []byte) bool {
+	has := func(text string) bool { return local.RequestContains(text)(request) }
+	return has("EVALSHA") && has(":quota") && !has(":lock")
 }
 
 // swallows is how many answers in a row get lost. A script of Redis is tried again

@@ -55,6 +55,7 @@ const (
 	Swallow   Way = "swallow-reply"
 	Stall     Way = "stall"
 	Late      Way = "late"
+	LateTwice Way = "late-twice" // partition-db
 
 	FastStop      Way = "fast" // db-restart
 	ImmediateStop Way = "immediate"
@@ -92,8 +93,8 @@ func Catalogue() []Entry {
 		{RedisRestart, []Way{KeepData, LoseData}, "redis-server is killed and comes back, with its data or without", theRedis},
 		{RedisPause, []Way{ClientPause, StopServer}, "CLIENT PAUSE, or SIGSTOP of redis-server: connections stay, nobody answers", theRedis},
 		{RedisFailover, []Way{Crash}, "the master dies with writes that its replica never got; Sentinel promotes the replica", theRedis},
-		{PartitionRedis, []Way{BlackHole, Swallow, Delay, Reset, Stall, Late}, "one replica's way to Redis alone delays, swallows everything, resets, loses the answers to commands in a row, or delivers everything, or one command, when it is too late", aReplica},
-		{PartitionDB, []Way{BlackHole, Swallow, Delay, Reset, Stall, Late}, "the same of one replica's way to PostgreSQL; the one command is the claim of a batch", aReplica},
+		{PartitionRedis, []Way{BlackHole, Swallow, Delay, Reset, Stall, Late}, "one replica's way to Redis alone delays, swallows everything, resets, loses the answers to commands in a row, or delivers everything (stall), or what decides (late), when it is too late", aReplica},
+		{PartitionDB, []Way{BlackHole, Swallow, Delay, Reset, Stall, Late, LateTwice}, "the same of one replica's way to PostgreSQL, where what comes too late are claims of batches; late-twice also loses the answers about them of Redis, so that they are given back again and again", aReplica},
 		{DBRestart, []Way{ImmediateStop, Terminate, FastStop}, "PostgreSQL shuts down (immediate or fast) and comes back, or ends every session (pg_terminate_backend)", theDatabase},
 		{Clock, []Way{RedisForth, ReplicaForth, RedisBack, ReplicaBack}, "the wall clock of one replica, or Redis's alone, steps an hour forth or back, and later the other way", theRedis},
 	}
@@ -201,7 +202,7 @@ func holds(k Kind, w Way, lease time.Duration) (least, most time.Duration) {
 		if w == Swallow {
 			return 2 * time.Second, 4 * time.Second // until a request came by
 		}
-		if w == Stall || w == Late {
+		if w == Stall || w == Late || w == LateTwice {
 			return lease, 2 * lease // what is held back comes when another has the school
 		}
 		return 2 * time.Second, lease + 2*time.Second

@@ -105,6 +105,9 @@ func (r *run) toReplica(ctx context.Context, f plan.Fault) (string, error) {
 	case plan.PartitionRedis:
 		return x.Name, x.ToRedis.Break(ctx, r.arena, string(f.Way), f.Hold)
 	case plan.PartitionDB:
+		if f.Way == plan.LateTwice {
+			return x.Name, x.BreakTwice(ctx, f.Hold)
+		}
 		return x.Name, x.ToPostgres.Break(ctx, r.arena, string(f.Way), f.Hold)
 	case plan.Clock:
 		return x.Name, x.StepClock(ctx, step(f.Way), f.Hold)
