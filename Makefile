@@ -35,7 +35,7 @@ acceptance: test-deps
 ## chaos: what Redis may do, on a Cluster, behind Sentinel and alone, about four
 ## minutes; then all faults, one run a seed, about six minutes each
 chaos: test-deps
-	go test -count=1 -run 'WhileSchoolsSend|WhileTheirSchoolsSend' ./cmd/chaos/arena -args -full
+	go test -count=1 -run 'WhileSchoolsSend|WhileTheirSchoolsSend|RedisClockAlone|PostgresRestarts' ./cmd/chaos/arena -args -full
 	go build -o bin/chaos ./cmd/chaos
 	failed=; for seed in $(SEEDS); do bin/chaos --seed $$seed --for $(FOR) --faults all || failed="$$failed $$seed"; done; \
 	[ -z "$$failed" ] || { echo "broken with seed$$failed"; exit 1; }
