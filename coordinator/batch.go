@@ -18,16 +18,10 @@ import (
 // batch sends the next batch of the page: permit and room, lease check, reserve,
 // lease check, claim, send, record, settle, in this order. done ends the turn.
 func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
-	p, wait, ok := t.lane.permit(time.Now())
+	p, wait, ok := t.lane.permit(t.school, time.Now())
 	if !ok {
 		return verdict{kind: verdictLater, look: true, wait: wait}, true, nil
 	}
-	observed := false
-	defer func() {
-		if !observed {
-			t.lane.forgo(p)
-		}
-	}()
 	want := t.sendable(t.c.cfg.Batch)
 	if p.most > 0 {
 		want = min(want, p.most)
@@ -96,7 +90,6 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	results := t.send(ctx, claim, t0.Add(longest))
 	t.lease.Progress()
 	leave()
-	observed = true
 	t.observe(p, results)
 	taken, err := t.record(ctx, claim, results)
 	if err != nil {
@@ -374,16 +367,22 @@ func (t *turn) content(n *school.Notice) *sender.Content {
 // observe lets the lane learn from a batch.
 func (t *turn) observe(p permit, results []sender.Result) {
 	now := time.Now()
-	change := t.lane.observe(p, results, now)
+	change, waiters := t.lane.observe(t.school, p, results, now)
+	t.c.lookAt(t.lane.name, waiters)
 	// Who found the school held waits for the end of its lease, unless told.
 	t.tell = t.tell || t.lane.doubted(now)
 	switch change {
 	case laneStopped:
-		t.c.metrics.stopped.WithLabelValues(t.lane.name).Set(1)
 		t.c.log.Error("the receiver does not let this sender in: it stops and probes by itself", "event", "sender_stopped", "sender", t.lane.name, "school", t.school)
 	case laneResumed:
-		t.c.metrics.stopped.WithLabelValues(t.lane.name).Set(0)
 		t.c.log.Info("the receiver lets this sender in again", "event", "sender_resumed", "sender", t.lane.name)
+	case laneSilent:
+		state := t.lane.state(now)
+		t.c.log.Warn("nobody answers at this sender's receiver: it is probed with one message at a time", "event", "sender_unanswered",
+			"sender", t.lane.name, "code", state.Code, "next_try_ms", state.ResumeIn.Milliseconds())
+	case laneAnswers:
+		t.c.log.Info("this sender's receiver answers again", "event", "sender_answered", "sender", t.lane.name)
+	case laneSame:
 	}
 }
 

@@ -199,6 +199,7 @@ func New(cfg Config, d Deps) (*Coordinator, error) {
 			return nil, fmt.Errorf("coordinator: two senders named %q", l.Name)
 		}
 		c.lanes[l.Name] = made
+		watchLane(d.Registerer, made, d.Members)
 	}
 	if c.lanes[cfg.DefaultSender] == nil {
 		return nil, fmt.Errorf("coordinator: default sender %q is not one of the senders", cfg.DefaultSender)
@@ -285,12 +286,10 @@ func (c *Coordinator) runTurn(ctx context.Context, schoolID, senderName string) 
 			lead := c.lead(schoolID, t.lane, now)
 			v.wait, v.hold = v.wait+lead, v.hold+lead
 		}
-	case verdictIdle:
-		if v.look {
-			v.wait += c.doubt(t.lane, now)
+	case verdictIdle, verdictLater: // the lane may open onto nothing yet
+		if v.look { // the turn may have ended before it knew its lane
+			v.wait += c.doubt(c.lanes[cmp.Or(e.sender, c.cfg.DefaultSender)], now)
 		}
-	case verdictLater: // the lane opens, perhaps onto nothing yet
-		v.wait += c.doubt(c.lanes[e.sender], now)
 	}
 	next, notFrom := time.Time{}, time.Time{}
 	if v.look {
@@ -321,6 +320,7 @@ func (c *Coordinator) guardedTurn(ctx context.Context, schoolID, senderName stri
 	defer func() {
 		for _, l := range c.lanes {
 			l.drop(schoolID) // a ticket that the turn did not use, however it ended
+			c.lookAt(l.name, l.stepBack(schoolID))
 		}
 	}()
 	defer func() {
@@ -332,7 +332,7 @@ func (c *Coordinator) guardedTurn(ctx context.Context, schoolID, senderName stri
 	// What the agenda believes of the sender spares the lock of a school that
 	// could not send; the term tells what it really is.
 	if l := c.lanes[senderName]; l != nil {
-		if wait, ok := l.open(time.Now()); !ok {
+		if wait, ok := l.open(schoolID, time.Now()); !ok {
 			return verdict{kind: verdictLater, look: true, wait: wait}, t
 		}
 	}
@@ -387,6 +387,13 @@ func (c *Coordinator) look(schoolID, senderName string, in, dueFor time.Duration
 	c.mu.Unlock()
 	c.doorbell()
 	return soon
+}
+
+// lookAt looks at schools that waited for the lane.
+func (c *Coordinator) lookAt(laneName string, schools []string) {
+	for _, id := range schools {
+		c.look(id, laneName, 0, 0)
+	}
 }
 
 // lead is by how much the others may go first with the school, which sends by l.

@@ -390,6 +390,14 @@ func (m members) OthersAble() bool {
 	return slices.ContainsFunc(m.w.replicas, func(r *replica) bool { return r.name != m.name && !m.w.unable[r.name] })
 }
 
+func (m members) OthersUnanswered(name string) bool {
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
+	return !slices.ContainsFunc(m.w.replicas, func(r *replica) bool {
+		return r.name != m.name && !slices.ContainsFunc(r.Lanes(), func(l coordinator.LaneState) bool { return l.Name == name && l.Broken })
+	})
+}
+
 // peers carries hints to the other replicas at once.
 type peers struct {
 	w    *world

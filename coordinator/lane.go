@@ -3,6 +3,8 @@ package coordinator
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,21 +18,25 @@ import (
 //
 // Two things close a lane. The breaker: two batches in a row without one answer
 // close it for 1, 2, 4 … 60 s. The stop: the receiver does not let this sender
-// in (credentials, project, URL); it is then probed with one message after 5 s,
-// 10 s … up to 5 min, and opens with the first answer that lets it in.
+// in (credentials, project, URL), for 5 s, 10 s … up to 5 min. What is tried
+// behind a batch without an answer, and behind either pause, is a probe: one
+// message of one school at a time, since each attempt costs its school one of
+// its cycle. The first answer that lets the sender in opens the lane for all.
 type lane struct {
 	name   string
 	sender sender.Sender
 	room   *sender.Room // nil: no bound of its own
 
 	mu       sync.Mutex
-	silent   int           // batches in a row without an answer
-	doubt    time.Time     // until then others go first
-	round    int           // grows each time the lane closes
-	closed   time.Time     // not before this
-	pause    time.Duration // the pause that ended or ends at closed
-	stopped  bool          // by the receiver; closed is when the next probe may go
-	probing  bool          // a probe is under way
+	silent   int             // batches in a row without an answer
+	code     string          // why the last of them had none
+	doubt    time.Time       // until then others go first
+	round    int             // grows each time the lane closes
+	closed   time.Time       // not before this
+	pause    time.Duration   // the pause that ended or ends at closed
+	stopped  bool            // by the receiver; closed is when the next probe may go
+	prober   string          // school whose turn has the place of the probe; empty: it is free
+	behind   map[string]bool // schools that found the place taken
 	sent     rate
 	tickets  map[string]func()
 	awaiting map[string]bool
@@ -56,7 +62,10 @@ func newLane(l Lane) (*lane, error) {
 	if l.Name == "" || l.Sender == nil {
 		return nil, fmt.Errorf("lane %q: needs a name and a sender", l.Name)
 	}
-	return &lane{name: l.Name, sender: l.Sender, room: l.Room, tickets: map[string]func(){}, awaiting: map[string]bool{}}, nil
+	return &lane{
+		name: l.Name, sender: l.Sender, room: l.Room,
+		behind: map[string]bool{}, tickets: map[string]func(){}, awaiting: map[string]bool{},
+	}, nil
 }
 
 // permit is leave to send one batch.
@@ -66,36 +75,67 @@ type permit struct {
 	round int // of the lane when it was given
 }
 
-// permit asks whether a batch may go now. Otherwise wait is how long to look
-// elsewhere. A probe is handed out once at a time and must be given back by
-// observe or forgo.
-func (l *lane) permit(now time.Time) (p permit, wait time.Duration, ok bool) {
+// permit asks whether a batch of the school may go now. Otherwise wait is how
+// long to look elsewhere. A probe is given to one school at a time, which has
+// its place until observe, or until its turn ends (see stepBack).
+func (l *lane) permit(schoolID string, now time.Time) (p permit, wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if now.Before(l.closed) {
-		return permit{}, l.closed.Sub(now), false
+	if wait, ok := l.letIn(schoolID, now); !ok {
+		return permit{}, wait, false
 	}
-	if !l.stopped {
+	if l.sure() {
 		return permit{round: l.round}, 0, true
 	}
-	if l.probing {
-		return permit{}, probeFirst, false
-	}
-	l.probing = true
 	return permit{most: 1, probe: true, round: l.round}, 0, true
 }
 
-// open reports whether permit would let a batch go, without taking a probe.
-func (l *lane) open(now time.Time) (wait time.Duration, ok bool) {
+// open reports whether permit would let a batch of the school go. Where that
+// would be a probe it keeps its place, so that no other takes a lock for nothing.
+func (l *lane) open(schoolID string, now time.Time) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.letIn(schoolID, now)
+}
+
+// sure reports whether the last that was heard of the receiver is an answer. The
+// caller holds mu.
+func (l *lane) sure() bool { return !l.stopped && l.silent == 0 }
+
+// letIn says whether the school may go on to a batch, and notes who finds the
+// place of the probe taken: it is told when the probe has ended. The caller
+// holds mu.
+func (l *lane) letIn(schoolID string, now time.Time) (wait time.Duration, ok bool) {
 	switch {
 	case now.Before(l.closed):
 		return l.closed.Sub(now), false
-	case l.stopped && l.probing:
+	case l.sure():
+		return 0, true
+	case l.prober != "" && l.prober != schoolID:
+		l.behind[schoolID] = true
 		return probeFirst, false
 	}
+	l.prober = schoolID
 	return 0, true
+}
+
+// stepBack gives the place of the probe back where the school has it, and
+// returns who waits for it: they are to be looked at now.
+func (l *lane) stepBack(schoolID string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.prober != schoolID {
+		return nil
+	}
+	l.prober = ""
+	return l.waiters()
+}
+
+// waiters takes those who wait for the probe's end. The caller holds mu.
+func (l *lane) waiters() []string {
+	all := slices.Sorted(maps.Keys(l.behind))
+	clear(l.behind)
+	return all
 }
 
 // doubted reports whether the last batch got no answer, lately: then the
@@ -107,16 +147,6 @@ func (l *lane) doubted(now time.Time) bool {
 	return now.Before(l.doubt)
 }
 
-// forgo gives a permit back of which nothing was sent.
-func (l *lane) forgo(p permit) {
-	if !p.probe {
-		return
-	}
-	l.mu.Lock()
-	l.probing = false
-	l.mu.Unlock()
-}
-
 // change is what one batch did to the lane.
 type change int
 
@@ -124,30 +154,20 @@ const (
 	laneSame change = iota
 	laneStopped
 	laneResumed
+	laneSilent  // the breaker closed it, for the first time since an answer
+	laneAnswers // behind that an answer came
 )
 
-// observe feeds the results of one batch.
-func (l *lane) observe(p permit, results []sender.Result, now time.Time) change {
-	answered, refused := false, false
-	var retryAfter time.Duration
-	for _, r := range results {
-		switch r.Class {
-		case sender.Misconfigured:
-			refused = true
-			retryAfter = max(retryAfter, r.RetryAfter)
-		case sender.NotSent, sender.Unknown:
-		default:
-			answered = true
-		}
-	}
+// observe feeds the results of one batch of the school, and returns who waited
+// for them: they are to be looked at now.
+func (l *lane) observe(schoolID string, p permit, results []sender.Result, now time.Time) (c change, waiters []string) {
+	heard, retryAfter, code := hear(results)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sent.add(now, len(results))
-	if p.probe {
-		l.probing = false
-	}
-	switch {
-	case refused:
+	broken := l.broken()
+	switch heard {
+	case refusal:
 		was := l.stopped
 		if !was {
 			l.pause = 0
@@ -157,15 +177,18 @@ func (l *lane) observe(p permit, results []sender.Result, now time.Time) change 
 		}
 		l.stopped, l.silent = true, 0
 		if !was {
-			return laneStopped
+			c = laneStopped
 		}
-	case answered:
-		was := l.stopped
-		l.stopped, l.silent, l.pause, l.closed, l.doubt = false, 0, 0, time.Time{}, time.Time{}
-		if was {
-			return laneResumed
+	case anAnswer:
+		switch {
+		case l.stopped:
+			c = laneResumed
+		case broken:
+			c = laneAnswers
 		}
-	default:
+		l.stopped, l.silent, l.code, l.pause, l.closed, l.doubt = false, 0, "", 0, time.Time{}, time.Time{}
+		waiters = l.waiters() // whoever has the place of the probe does not need it any more
+	case silence:
 		l.doubt = now.Add(doubtFor)
 		switch {
 		case l.stopped && p.probe:
@@ -174,12 +197,57 @@ func (l *lane) observe(p permit, results []sender.Result, now time.Time) change 
 		case l.stopped || p.round != l.round:
 			// It was on the wire when the lane closed, and says nothing new.
 		default:
+			l.code = code
 			if l.silent++; l.silent >= breakerAfter {
 				l.close(now, breakerFirst, breakerMost, 0)
+				if !broken {
+					c = laneSilent
+				}
 			}
 		}
+	case nothing:
 	}
-	return laneSame
+	if p.probe && l.prober == schoolID {
+		l.prober = ""
+		waiters = append(waiters, l.waiters()...)
+	}
+	return c, waiters
+}
+
+// broken reports whether the breaker has closed the lane, and nobody has
+// answered since. The caller holds mu.
+func (l *lane) broken() bool { return l.silent >= breakerAfter }
+
+// heard is what a batch's results say of the receiver.
+type heard int
+
+const (
+	nothing  heard = iota // no message was tried
+	silence               // nobody answered
+	anAnswer              // to one message at least
+	refusal               // it does not let this sender in
+)
+
+// hear takes one answer among many for an answer, and a refusal for what counts.
+// Where there is none, code is the first reason.
+func hear(results []sender.Result) (h heard, retryAfter time.Duration, code string) {
+	for i := range results {
+		r := &results[i]
+		of := anAnswer
+		switch {
+		case r.Class == sender.Misconfigured:
+			of, retryAfter = refusal, max(retryAfter, r.RetryAfter)
+		case r.Class == sender.NotSent && r.Code == sender.CodeGateClosed:
+			continue // that is about the lease
+		case r.Class == sender.NotSent, r.Class == sender.Unknown:
+			of = silence
+			if code == "" {
+				code = r.Code
+			}
+		}
+		h = max(h, of)
+	}
+	return h, retryAfter, code
 }
 
 // close closes the lane for twice the pause before, from first to most, and at
@@ -194,8 +262,9 @@ func (l *lane) close(now time.Time, first, most, floor time.Duration) {
 type LaneState struct {
 	Name     string
 	Stopped  bool          // the receiver does not let this sender in
-	Broken   bool          // no answers: closed by the breaker
-	ResumeIn time.Duration // until the next try, where Stopped or Broken
+	Broken   bool          // closed by the breaker, and no answer since
+	Code     string        // where Broken: the result's code of what was tried last, such as CONNECT_FAILED
+	ResumeIn time.Duration // until the next try, where Stopped or Broken; 0: with the next message
 	InFlight int           // messages; 0 where the lane has no room of its own
 	Rate     float64       // messages handed over a second, lately, by this replica
 }
@@ -203,9 +272,9 @@ type LaneState struct {
 func (l *lane) state(now time.Time) LaneState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := LaneState{Name: l.name, Stopped: l.stopped, Rate: l.sent.perSecond(now)}
-	if now.Before(l.closed) {
-		s.Broken, s.ResumeIn = !l.stopped, l.closed.Sub(now)
+	s := LaneState{Name: l.name, Stopped: l.stopped, Rate: l.sent.perSecond(now), ResumeIn: max(0, l.closed.Sub(now))}
+	if s.Broken = !l.stopped && l.broken(); s.Broken {
+		s.Code = l.code
 	}
 	if l.room != nil {
 		s.InFlight = l.room.InUse()

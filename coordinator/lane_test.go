@@ -40,16 +40,17 @@ func results(classes ...sender.Class) []sender.Result {
 // sent asks for a permit, which must be given, and reports the results.
 func sent(t *testing.T, l *lane, now time.Time, classes ...sender.Class) change {
 	t.Helper()
-	p, _, ok := l.permit(now)
+	p, _, ok := l.permit("A", now)
 	require.True(t, ok, "lane is closed")
-	return l.observe(p, results(classes...), now)
+	c, _ := l.observe("A", p, results(classes...), now)
+	return c
 }
 
 func closedFor(t *testing.T, l *lane, now time.Time) time.Duration {
 	t.Helper()
-	wait, ok := l.open(now)
-	p, w, allowed := l.permit(now)
-	l.forgo(p)
+	wait, ok := l.open("A", now)
+	_, w, allowed := l.permit("A", now)
+	l.stepBack("A")
 	require.Equal(t, ok, allowed, "open and permit disagree")
 	require.Equal(t, wait, w)
 	return wait
@@ -79,17 +80,112 @@ func TestBreakerClosesAfterTwoSilentBatches(t *testing.T) {
 	require.Equal(t, time.Second, closedFor(t, l, now), "the pause began anew")
 }
 
+// TestWhatFollowsSilenceIsAProbe: each attempt costs its school one of its
+// cycle, so that nobody pays with a batch for finding out that nobody answers.
+func TestWhatFollowsSilenceIsAProbe(t *testing.T) {
+	t.Parallel()
+	l, now := laneOf(t, 0), epoch
+	require.Equal(t, laneSame, sent(t, l, now, sender.NotSent))
+	for i := range 10 {
+		p, _, ok := l.permit("A", now)
+		require.True(t, ok)
+		require.Equal(t, permit{most: 1, probe: true, round: p.round}, p, "try %d", i)
+		for _, id := range []string{"B", "C", "B"} {
+			wait, ok := l.open(id, now)
+			require.False(t, ok, "a second probe at once")
+			require.Equal(t, probeFirst, wait)
+			_, _, ok = l.permit(id, now)
+			require.False(t, ok)
+		}
+		_, ok = l.open("A", now)
+		require.True(t, ok, "it has the place")
+		c, waiters := l.observe("A", p, []sender.Result{{Class: sender.NotSent, Code: sender.CodeConnectFailed}}, now)
+		require.Equal(t, []string{"B", "C"}, waiters)
+		require.Equal(t, map[bool]change{true: laneSilent, false: laneSame}[i == 0], c, "said once")
+		state := l.state(now)
+		require.True(t, state.Broken)
+		require.Equal(t, sender.CodeConnectFailed, state.Code)
+		now = now.Add(state.ResumeIn)
+		state = l.state(now.Add(time.Hour))
+		require.True(t, state.Broken, "nobody has answered yet")
+		require.Zero(t, state.ResumeIn)
+	}
+	p, _, ok := l.permit("B", now)
+	require.True(t, ok)
+	_, ok = l.open("C", now)
+	require.False(t, ok)
+	c, waiters := l.observe("B", p, results(sender.Rejected), now)
+	require.Equal(t, laneAnswers, c)
+	require.Equal(t, []string{"C"}, waiters)
+	p, _, ok = l.permit("C", now)
+	require.True(t, ok)
+	require.Zero(t, p.most)
+	require.Equal(t, LaneState{Name: "fcm", Rate: l.state(now).Rate}, l.state(now))
+
+	require.Equal(t, laneSame, sent(t, l, now, sender.Unknown))
+	require.Equal(t, laneSame, sent(t, l, now, sender.Accepted), "one silent batch is not worth a word")
+}
+
+// TestAnAnswerToAnotherOpensTheLaneForAll: what was on the wire before is as good
+// as the probe.
+func TestAnAnswerToAnotherOpensTheLaneForAll(t *testing.T) {
+	t.Parallel()
+	l := laneOf(t, 0)
+	early, _, _ := l.permit("early", epoch)
+	sent(t, l, epoch, sender.Unknown)
+	probe, _, ok := l.permit("A", epoch)
+	require.True(t, ok && probe.probe)
+	_, ok = l.open("B", epoch)
+	require.False(t, ok)
+	c, waiters := l.observe("early", early, results(sender.Accepted), epoch)
+	require.Equal(t, laneSame, c)
+	require.Equal(t, []string{"B"}, waiters)
+	_, ok = l.open("B", epoch)
+	require.True(t, ok)
+	_, waiters = l.observe("A", probe, results(sender.Unknown), epoch)
+	require.Empty(t, waiters)
+	require.Zero(t, closedFor(t, l, epoch), "the count began anew")
+	p, _, _ := l.permit("B", epoch)
+	require.True(t, p.probe, "and the probe's silence is the first of it")
+}
+
+// TestAClosedGateSaysNothingOfTheReceiver: a lease that ended is no silence.
+func TestAClosedGateSaysNothingOfTheReceiver(t *testing.T) {
+	t.Parallel()
+	l := laneOf(t, 0)
+	gone := sender.Result{Class: sender.NotSent, Code: sender.CodeGateClosed}
+	for range 3 {
+		p, _, ok := l.permit("A", epoch)
+		require.True(t, ok)
+		require.Zero(t, p.most)
+		l.observe("A", p, []sender.Result{gone, gone}, epoch)
+		require.False(t, l.doubted(epoch))
+	}
+	p, _, _ := l.permit("A", epoch)
+	l.observe("A", p, []sender.Result{gone, {Class: sender.Unknown, Code: sender.CodeNoAnswer}}, epoch)
+	require.True(t, l.doubted(epoch))
+
+	// A probe that came to nothing is for the next to make.
+	p, _, _ = l.permit("A", epoch)
+	require.True(t, p.probe)
+	l.open("B", epoch)
+	_, waiters := l.observe("A", p, []sender.Result{gone}, epoch)
+	require.Equal(t, []string{"B"}, waiters)
+	_, ok := l.open("B", epoch)
+	require.True(t, ok)
+}
+
 func TestBreakerDoesNotLengthenForBatchesThatWereOnTheWire(t *testing.T) {
 	t.Parallel()
 	l, now := laneOf(t, 0), epoch
 	var wire []permit
 	for range 64 {
-		p, _, ok := l.permit(now)
+		p, _, ok := l.permit("A", now)
 		require.True(t, ok)
 		wire = append(wire, p)
 	}
 	for _, p := range wire {
-		l.observe(p, results(sender.Unknown), now)
+		l.observe("A", p, results(sender.Unknown), now)
 	}
 	require.Equal(t, time.Second, closedFor(t, l, now), "64 schools saw one and the same silence")
 	now = now.Add(time.Second)
@@ -106,6 +202,8 @@ func TestEveryAnswerKeepsTheBreakerOpen(t *testing.T) {
 		l := laneOf(t, 0)
 		for range 5 {
 			require.Equal(t, laneSame, sent(t, l, epoch, sender.Unknown, class))
+			p, _, _ := l.permit("A", epoch)
+			require.Zero(t, p.most)
 		}
 		require.Zero(t, closedFor(t, l, epoch), class)
 	}
@@ -121,23 +219,25 @@ func TestStoppedSenderIsProbedWithOneMessage(t *testing.T) {
 		require.True(t, l.state(now).Stopped)
 		require.False(t, l.state(now).Broken)
 		now = now.Add(pause)
-		p, _, ok := l.permit(now)
+		p, _, ok := l.permit("A", now)
 		require.True(t, ok)
 		require.Equal(t, permit{most: 1, probe: true, round: p.round}, p)
-		_, wait, ok := l.permit(now)
+		_, wait, ok := l.permit("B", now)
 		require.False(t, ok, "a second probe at once")
 		require.Equal(t, probeFirst, wait)
-		_, ok = l.open(now)
+		_, ok = l.open("C", now)
 		require.False(t, ok)
 		class := sender.Misconfigured
 		if i%2 == 1 {
 			class = sender.Unknown // away on top: that is no way in either
 		}
-		require.Equal(t, laneSame, l.observe(p, results(class), now))
+		c, waiters := l.observe("A", p, results(class), now)
+		require.Equal(t, laneSame, c)
+		require.Equal(t, []string{"B", "C"}, waiters)
 	}
 	now = now.Add(5 * time.Minute)
 	require.Equal(t, laneResumed, sent(t, l, now, sender.Gone))
-	p, _, ok := l.permit(now)
+	p, _, ok := l.permit("A", now)
 	require.True(t, ok)
 	require.Zero(t, p.most)
 	require.False(t, l.state(now).Stopped)
@@ -150,16 +250,18 @@ func TestBatchesOnTheWireDoNotLengthenAStop(t *testing.T) {
 	l, now := laneOf(t, 0), epoch
 	var wire []permit
 	for range 10 {
-		p, _, _ := l.permit(now)
+		p, _, _ := l.permit("A", now)
 		wire = append(wire, p)
 	}
-	require.Equal(t, laneStopped, l.observe(wire[0], results(sender.Misconfigured), now))
+	c, _ := l.observe("A", wire[0], results(sender.Misconfigured), now)
+	require.Equal(t, laneStopped, c)
 	for i, p := range wire[1:] {
 		class := sender.Misconfigured
 		if i%2 == 0 {
 			class = sender.Unknown
 		}
-		require.Equal(t, laneSame, l.observe(p, results(class), now))
+		c, _ := l.observe("A", p, results(class), now)
+		require.Equal(t, laneSame, c)
 	}
 	require.Equal(t, 5*time.Second, closedFor(t, l, now))
 }
@@ -167,8 +269,8 @@ func TestBatchesOnTheWireDoNotLengthenAStop(t *testing.T) {
 func TestAStopHonoursRetryAfter(t *testing.T) {
 	t.Parallel()
 	l := laneOf(t, 0)
-	p, _, _ := l.permit(epoch)
-	l.observe(p, []sender.Result{{Class: sender.Misconfigured, RetryAfter: time.Minute}}, epoch)
+	p, _, _ := l.permit("A", epoch)
+	l.observe("A", p, []sender.Result{{Class: sender.Misconfigured, RetryAfter: time.Minute}}, epoch)
 	require.Equal(t, time.Minute, closedFor(t, l, epoch))
 }
 
@@ -177,24 +279,33 @@ func TestAProbeThatWasNotUsedGoesToTheNext(t *testing.T) {
 	l := laneOf(t, 0)
 	sent(t, l, epoch, sender.Misconfigured)
 	now := epoch.Add(probeFirst)
-	p, _, ok := l.permit(now)
+	_, ok := l.open("A", now)
 	require.True(t, ok)
-	l.forgo(p)
-	_, _, ok = l.permit(now)
+	_, _, ok = l.permit("B", now)
+	require.False(t, ok)
+	require.Empty(t, l.stepBack("B"), "it has no place to give back")
+	_, _, ok = l.permit("C", now)
+	require.False(t, ok)
+	require.Equal(t, []string{"B", "C"}, l.stepBack("A"))
+	require.Empty(t, l.stepBack("A"))
+	p, _, ok := l.permit("C", now)
 	require.True(t, ok)
+	require.True(t, p.probe)
 }
 
 func TestAPermitThatIsNoProbeFreesNoProbe(t *testing.T) {
 	t.Parallel()
-	l := laneOf(t, 0)
-	early, _, _ := l.permit(epoch)
-	sent(t, l, epoch, sender.Misconfigured)
-	now := epoch.Add(probeFirst)
-	_, _, ok := l.permit(now)
-	require.True(t, ok)
-	l.forgo(early)
-	_, _, ok = l.permit(now)
-	require.False(t, ok)
+	for _, class := range []sender.Class{sender.Misconfigured, sender.Unknown} {
+		l := laneOf(t, 0)
+		early, _, _ := l.permit("A", epoch)
+		sent(t, l, epoch, class)
+		now := epoch.Add(probeFirst)
+		_, _, ok := l.permit("B", now)
+		require.True(t, ok)
+		l.observe("A", early, results(class), now)
+		_, ok = l.open("C", now)
+		require.False(t, ok)
+	}
 }
 
 func TestTicketsAreGivenFirstComeFirstServed(t *testing.T) {

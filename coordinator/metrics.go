@@ -1,6 +1,8 @@
 package coordinator
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"schoolbell/school"
@@ -16,7 +18,6 @@ type metrics struct {
 	record       prometheus.Histogram
 	fenced       prometheus.Counter
 	orphaned     prometheus.Counter
-	stopped      *prometheus.GaugeVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -40,13 +41,32 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Steps that the store refused because a newer owner holds the school."}),
 		orphaned: prometheus.NewCounter(prometheus.CounterOpts{Name: "schoolbell_orphaned_batches_total",
 			Help: "Batches of dead owners that were taken over."}),
-		stopped: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "schoolbell_sender_stopped",
-			Help: "1 while this replica's sender is stopped because its receiver does not let it in."}, []string{"sender"}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.read, m.results, m.skipped, m.cycles, m.resumeLag, m.firstSendLag, m.record, m.fenced, m.orphaned, m.stopped)
+		reg.MustRegister(m.read, m.results, m.skipped, m.cycles, m.resumeLag, m.firstSendLag, m.record, m.fenced, m.orphaned)
 	}
 	return m
+}
+
+// watchLane shows a lane as it is at each scrape.
+func watchLane(reg prometheus.Registerer, l *lane, members Members) {
+	if reg == nil {
+		return
+	}
+	gauge := func(name, help string, is func(LaneState) bool) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{"sender": l.name}}, func() float64 {
+			if is(l.state(time.Now())) {
+				return 1
+			}
+			return 0
+		})
+	}
+	reg.MustRegister(
+		gauge("schoolbell_sender_stopped", "1 while the sender is stopped: its receiver does not let it in, or answers none of the living replicas.",
+			func(s LaneState) bool { return s.Stopped || s.Broken && members.OthersUnanswered(s.Name) }),
+		gauge("schoolbell_sender_unanswered", "1 while the receiver does not answer this replica, which then tries one message at a time.",
+			func(s LaneState) bool { return s.Broken }),
+	)
 }
 
 func (m *metrics) countSkips(work []school.Work) {

@@ -24,7 +24,7 @@ var ports = map[string][]string{
 	"schoolbell/coordinator.Queue": nil, "schoolbell/coordinator.Budget": nil,
 	"schoolbell/coordinator.Holder": nil, "schoolbell/coordinator.Peers": nil,
 	"schoolbell/coordinator.Lease":   {"Acquisition", "Progress"},
-	"schoolbell/coordinator.Members": {"Live", "OthersAble"}, // from memory
+	"schoolbell/coordinator.Members": {"Live", "OthersAble", "OthersUnanswered"}, // from memory
 	"schoolbell/sender.Sender":       {"Longest"}, "schoolbell/sender.StatusAsker": nil,
 }
 

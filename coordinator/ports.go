@@ -127,6 +127,9 @@ type Members interface {
 	Live() []string
 	// OthersAble reports whether another one has a store that answers.
 	OthersAble() bool
+	// OthersUnanswered reports whether no other one hears from the sender's
+	// receiver: true also where there is no other.
+	OthersUnanswered(sender string) bool
 }
 
 // Peers tells the other replicas that schools have work: a hint, never relied on.

@@ -110,7 +110,7 @@ func TestTheFillingCallMayFail(t *testing.T) {
 		require.Equal(w, limit, w.arbiter.state("A").Attempted, "nothing is given back")
 		require.Equal(w, map[school.State]int{school.Success: 4800, school.Pending: 200, school.RetryPending: 200}, w.outbox.states("A"))
 		w.pass(time.Hour)
-		require.Equal(w, batches(3), w.sizes("A"), "the rest and then the retries")
+		require.Equal(w, []int{200, 1, 200, 199}, w.sizes("A"), "a probe, since nobody had answered, the rest and then the retries")
 		require.Equal(w, rest, gap(w.receiver.of("A"), 1))
 		require.Equal(w, map[school.State]int{school.Success: 5200}, w.outbox.states("A"))
 		w.judge("A", limit, rest)

@@ -229,6 +229,11 @@ func (t *turn) open(ctx context.Context) (v verdict, done bool, err error) {
 	if t.lane = t.c.lanes[name]; t.lane == nil {
 		return verdict{kind: verdictFailed}, false, fmt.Errorf("school %s: sender %q is not configured on this replica", t.school, name)
 	}
+	for _, l := range t.c.lanes { // the agenda may have believed in another sender
+		if l != t.lane {
+			t.c.lookAt(l.name, l.stepBack(t.school))
+		}
+	}
 	call, cancel = context.WithTimeout(ctx, arbiterTimeout)
 	defer cancel()
 	err = t.lease.Bind(call, term.Fence)
@@ -271,7 +276,7 @@ func (t *turn) drain(ctx context.Context) (v verdict, done bool, err error) {
 	if t.term.Settings.Paused {
 		return verdict{kind: verdictIdle}, true, nil
 	}
-	if wait, ok := t.lane.open(time.Now()); !ok {
+	if wait, ok := t.lane.open(t.school, time.Now()); !ok {
 		return verdict{kind: verdictLater, look: true, wait: wait}, true, nil
 	}
 	return verdict{}, false, nil

@@ -21,6 +21,7 @@ type Member struct {
 	SchoolsHeld int       // locks held at the last heartbeat
 	Rate        float64   // messages handed over a second, lately, at the last heartbeat
 	Unable      bool      // at the last heartbeat it could do no work: its store did not answer
+	Unanswered  []string  // senders whose receiver did not answer it by then
 	Heartbeat   time.Time // by the registry's clock
 }
 
@@ -29,6 +30,7 @@ type Load struct {
 	SchoolsHeld int
 	Rate        float64 // messages handed over a second, lately
 	Unable      bool    // it can do no work now
+	Unanswered  []string
 }
 
 // Registry keeps the members, each until its time to live has passed without a
@@ -61,6 +63,9 @@ type Roster struct {
 	mu     sync.Mutex
 	live   []string // instance ids, sorted, this one included
 	others bool     // that are able to work
+
+	othersLive int
+	unanswered map[string]int // of them, by sender
 }
 
 // NewRoster returns the Roster of self; load is asked before each heartbeat and
@@ -125,6 +130,15 @@ func (r *Roster) OthersAble() bool {
 	return r.others
 }
 
+// OthersUnanswered reports whether no other replica heard from the sender's
+// receiver as of its last heartbeat: true also where there is no other. It makes
+// no call.
+func (r *Roster) OthersUnanswered(sender string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.unanswered[sender] == r.othersLive
+}
+
 // Members asks the registry who lives, sorted by instance id.
 func (r *Roster) Members(ctx context.Context) ([]Member, error) {
 	members, err := r.registry.Members(ctx)
@@ -139,7 +153,7 @@ func (r *Roster) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Beat)
 	defer cancel()
 	load := r.load(ctx)
-	r.self.SchoolsHeld, r.self.Rate, r.self.Unable = load.SchoolsHeld, load.Rate, load.Unable
+	r.self.SchoolsHeld, r.self.Rate, r.self.Unable, r.self.Unanswered = load.SchoolsHeld, load.Rate, load.Unable, load.Unanswered
 	now, err := r.registry.Beat(ctx, r.self, r.cfg.TTL)
 	if err != nil {
 		return fmt.Errorf("write heartbeat: %w", err)
@@ -152,16 +166,23 @@ func (r *Roster) beat(ctx context.Context) error {
 		return err
 	}
 	live := make([]string, 0, len(members)+1)
-	others := false
+	others, othersLive, unanswered := false, 0, map[string]int{}
 	for _, m := range members {
 		live = append(live, m.Instance)
-		others = others || m.Instance != r.self.Instance && !m.Unable
+		if m.Instance == r.self.Instance {
+			continue
+		}
+		others = others || !m.Unable
+		othersLive++
+		for _, s := range m.Unanswered {
+			unanswered[s]++
+		}
 	}
 	if at, found := slices.BinarySearch(live, r.self.Instance); !found {
 		live = slices.Insert(live, at, r.self.Instance)
 	}
 	r.mu.Lock()
-	r.live, r.others = live, others
+	r.live, r.others, r.othersLive, r.unanswered = live, others, othersLive, unanswered
 	r.mu.Unlock()
 	return nil
 }

@@ -104,6 +104,23 @@ func TestRosterTellsWhetherAnotherCouldWork(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
 		require.False(t, one.OthersAble(), "who died is no help")
+
+		// And whether another is answered, by sender.
+		require.True(t, one.OthersUnanswered("fcm"), "there is no other")
+		say := func(instance string, unanswered ...string) {
+			_, err := m.Beat(t.Context(), watchdog.Member{Instance: instance, Unanswered: unanswered}, 15*time.Second)
+			require.NoError(t, err)
+			time.Sleep(6 * time.Second)
+			synctest.Wait()
+		}
+		say("two")
+		require.False(t, one.OthersUnanswered("fcm"))
+		say("two", "relay", "fcm")
+		require.True(t, one.OthersUnanswered("fcm"))
+		require.False(t, one.OthersUnanswered("log"))
+		say("three", "relay")
+		require.False(t, one.OthersUnanswered("fcm"))
+		require.True(t, one.OthersUnanswered("relay"))
 		cancel()
 		require.NoError(t, <-done)
 	})

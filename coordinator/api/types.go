@@ -191,7 +191,7 @@ type Sender struct {
 	Name          string  `json:"name"`
 	Kind          string  `json:"kind"`            // fcm, relay, log
 	State         string  `json:"state"`           // running, stopped
-	Reason        string  `json:"reason"`          // why it is stopped; empty otherwise
+	Reason        string  `json:"reason"`          // why it is stopped, or which replicas get no answer; empty otherwise
 	RatePerMinute int     `json:"rate_per_minute"` // its cluster-wide limit; 0: none
 	RatePerSecond float64 `json:"rate_per_second"` // messages handed over lately
 }

@@ -2,6 +2,9 @@ package node
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"schoolbell/coordinator"
@@ -36,18 +39,47 @@ func (c cluster) Replicas(ctx context.Context) ([]web.Replica, error) {
 	return all, nil
 }
 
-func (c cluster) Senders(context.Context) ([]web.SenderStatus, error) {
+func (c cluster) Senders(ctx context.Context) ([]web.SenderStatus, error) {
+	members, _ := c.roster.Members(ctx) // what this replica knows by itself is shown without it
 	lanes := c.coord.Lanes()
 	all := make([]web.SenderStatus, len(lanes))
 	for i, l := range lanes {
 		conf := c.conf.Senders[l.Name]
-		all[i] = web.SenderStatus{Name: l.Name, Kind: conf.Kind, Stopped: l.Stopped || l.Broken, RatePerSecond: l.Rate}
-		switch {
-		case l.Stopped:
-			all[i].Reason = "the receiver does not let this sender in; next probe in " + l.ResumeIn.Round(time.Second).String()
-		case l.Broken:
-			all[i].Reason = "no answer from the receiver; next try in " + l.ResumeIn.Round(time.Second).String()
-		}
+		all[i] = web.SenderStatus{Name: l.Name, Kind: conf.Kind, RatePerSecond: l.Rate}
+		all[i].Stopped, all[i].Reason = stateOf(l, c.self, members)
 	}
 	return all, nil
+}
+
+// stateOf says in words what keeps a sender from sending. Where its receiver
+// answers some replicas it is not stopped: these send.
+func stateOf(l coordinator.LaneState, self string, members []watchdog.Member) (stopped bool, reason string) {
+	next := "; next try with the next message"
+	if l.ResumeIn > 0 {
+		next = "; next try in " + max(time.Second, l.ResumeIn.Round(time.Second)).String()
+	}
+	if l.Stopped {
+		return true, "the receiver does not let this sender in" + next
+	}
+	var silent []string // the others as of their last heartbeat
+	live := 1
+	for _, m := range members {
+		if m.Instance == self {
+			continue
+		}
+		live++
+		if slices.Contains(m.Unanswered, l.Name) {
+			silent = append(silent, m.Instance)
+		}
+	}
+	here := ": " + l.Code + next
+	switch {
+	case l.Broken && len(silent) == live-1:
+		return true, "no answer" + here
+	case l.Broken:
+		return false, fmt.Sprintf("no answer at %d of %d replicas, this one among them%s", len(silent)+1, live, here)
+	case len(silent) > 0:
+		return false, fmt.Sprintf("no answer at %d of %d replicas: %s", len(silent), live, strings.Join(silent, ", "))
+	}
+	return false, ""
 }

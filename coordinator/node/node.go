@@ -324,6 +324,9 @@ func (n *Node) load(ctx context.Context) watchdog.Load {
 	load := watchdog.Load{SchoolsHeld: n.keeper.Held(), Unable: !n.coord.Able(ctx)}
 	for _, l := range n.coord.Lanes() {
 		load.Rate += l.Rate
+		if l.Broken {
+			load.Unanswered = append(load.Unanswered, l.Name)
+		}
 	}
 	return load
 }

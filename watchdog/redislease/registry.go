@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -47,7 +48,7 @@ func (r *Registry) Beat(ctx context.Context, m watchdog.Member, ttl time.Duratio
 		p.HSet(ctx, key,
 			"since", since.UTC().Format(time.RFC3339Nano), "version", m.Version, "address", m.Address,
 			"schools_held", m.SchoolsHeld, "rate_per_second", strconv.FormatFloat(m.Rate, 'f', 1, 64),
-			"store", storeWord[m.Unable], "heartbeat_at", now.UTC().Format(time.RFC3339Nano))
+			"store", storeWord[m.Unable], "unanswered", strings.Join(m.Unanswered, ","), "heartbeat_at", now.UTC().Format(time.RFC3339Nano))
 		p.PExpire(ctx, key, ttl)
 		return nil
 	}); err != nil {
@@ -117,5 +118,8 @@ func memberOf(instance string, fields map[string]string) watchdog.Member {
 	m.SchoolsHeld, _ = strconv.Atoi(fields["schools_held"])
 	m.Rate, _ = strconv.ParseFloat(fields["rate_per_second"], 64)
 	m.Unable = fields["store"] == storeWord[true]
+	if names := fields["unanswered"]; names != "" {
+		m.Unanswered = strings.Split(names, ",")
+	}
 	return m
 }

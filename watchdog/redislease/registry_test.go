@@ -21,7 +21,7 @@ func TestReplicaIsReadableWithRedisCLI(t *testing.T) {
 	require.NoError(t, err)
 	text := now.UTC().Format(time.RFC3339Nano)
 	require.Equal(t, map[string]string{
-		"since": text, "version": "v1", "address": "10.0.0.7:8080", "schools_held": "2", "rate_per_second": "12.5", "store": "ok", "heartbeat_at": text,
+		"since": text, "version": "v1", "address": "10.0.0.7:8080", "schools_held": "2", "rate_per_second": "12.5", "store": "ok", "unanswered": "", "heartbeat_at": text,
 	}, s.direct.HGetAll(ctx, "schoolbell:replica:one").Val())
 	require.InDelta(t, time.Minute, s.direct.PTTL(ctx, "schoolbell:replica:one").Val(), float64(5*time.Second))
 	require.EqualValues(t, now.UnixMilli(), s.direct.ZScore(ctx, "schoolbell:replicas", "one").Val())

@@ -57,6 +57,16 @@ func TestRegistry(t *testing.T, ttl time.Duration, run func(t *testing.T, test f
 			require.True(t, list(t, r)["one"].Unable)
 			require.False(t, list(t, r)["two"].Unable)
 
+			require.Empty(t, list(t, r)["one"].Unanswered)
+			one.Unanswered = []string{"fcm", "relay.2"}
+			_, err = r.Beat(t.Context(), one, time.Hour)
+			require.NoError(t, err)
+			require.Equal(t, one.Unanswered, list(t, r)["one"].Unanswered)
+			one.Unanswered = nil
+			_, err = r.Beat(t.Context(), one, time.Hour)
+			require.NoError(t, err)
+			require.Empty(t, list(t, r)["one"].Unanswered)
+
 			require.NoError(t, r.Leave(t.Context(), "two"))
 			require.NoError(t, r.Leave(t.Context(), "two"))
 			require.NoError(t, r.Leave(t.Context(), "never was"))
