@@ -17,8 +17,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Seeds and length of the chaos runs, which take about twice their length each.
 SEEDS ?= 1 2 3 4 5
 FOR ?= 3m
+MUTATIONS ?= no-provisional-rest no-ledger-floors lease-end-after-call settle-twice claim-unfenced
 
-.PHONY: build test acceptance chaos model test-deps vet lint fmt clean
+.PHONY: build test acceptance chaos mutations model test-deps vet lint fmt clean
 
 ## build: the program, in ./bin
 build:
@@ -32,13 +33,21 @@ test: test-deps vet
 acceptance: test-deps
 	go test -count=1 -v -run TestFCMWithAKilledOwner ./cmd/chaos/arena -args -full
 
-## chaos: what Redis may do, on a Cluster, behind Sentinel and alone, about four
-## minutes; then all faults, one run a seed, about six minutes each
+## chaos: what Redis may do, on a Cluster, behind Sentinel and alone, and a process
+## killed at every point of a turn, about five minutes; then all faults, one run a seed, about six minutes each
 chaos: test-deps
-	go test -count=1 -run 'WhileSchoolsSend|WhileTheirSchoolsSend|RedisClockAlone|PostgresRestarts' ./cmd/chaos/arena -args -full
+	go test -count=1 -run 'WhileSchoolsSend|WhileTheirSchoolsSend|RedisClockAlone|PostgresRestarts|KilledAtEveryPoint' ./cmd/chaos/arena -args -full
 	go build -o bin/chaos ./cmd/chaos
 	failed=; for seed in $(SEEDS); do bin/chaos --seed $$seed --for $(FOR) --faults all || failed="$$failed $$seed"; done; \
 	[ -z "$$failed" ] || { echo "broken with seed$$failed"; exit 1; }
+
+## mutations: five defects on purpose, each of which its test and a chaos run have to
+## find, about ten minutes
+mutations: test-deps
+	go test -count=1 -tags mutations -run Mutation ./watchdog ./school/quota/redisquota ./school/store ./coordinator/node/...
+	go build -o bin/chaos ./cmd/chaos
+	missed=; for m in $(MUTATIONS); do code=0; bin/chaos --mutate $$m --for 1m || code=$$?; [ $$code -eq 1 ] || missed="$$missed $$m"; done; \
+	[ -z "$$missed" ] || { echo "not found:$$missed"; exit 1; }
 
 ## model: every state of a school's turn within the whole bounds, half a minute
 model:

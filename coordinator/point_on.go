@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -41,14 +42,18 @@ func point(p Point, filled bool) {
 // Pass is a point of another package's.
 func Pass(p Point) { point(p, false) }
 
-// gate is what the sender asks before a message leaves. HalfSent is where half of
-// a batch's n messages have asked.
+// gate is what the sender asks before the call and before a message leaves.
+// HalfSent is where half of a batch's n messages have asked; while the process
+// stands there, the others do not leave.
 func (t *turn) gate(n int) func() error {
-	var asked atomic.Int64
+	var mu sync.Mutex
+	asked := 0
 	return func() error {
-		if asked.Add(1) == int64(n/2+1) {
+		mu.Lock()
+		if asked++; asked == n/2+2 {
 			t.point(HalfSent)
 		}
+		mu.Unlock()
 		return t.lease.Check()
 	}
 }
