@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"schoolbell/sender/simulator"
@@ -82,7 +83,7 @@ func run(ctx context.Context, o options, stderr io.Writer) (result error) {
 	}
 	defer func() { result = errors.Join(result, engine.Close()) }()
 
-	plain, err := listen(ctx, o.listen, o.addrFile)
+	plain, err := listen(ctx, "--listen", o.listen, o.addrFile)
 	if err != nil {
 		return err
 	}
@@ -116,10 +117,13 @@ type listener struct {
 }
 
 // listen listens and writes the address to addrFile, if there is one.
-func listen(ctx context.Context, on, addrFile string) (net.Listener, error) {
+func listen(ctx context.Context, flag, on, addrFile string) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", on)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("another program listens on %s; give another %s or stop that program", on, flag)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", on, err)
+		return nil, fmt.Errorf("%s %s: %w", flag, on, err)
 	}
 	if addrFile != "" {
 		if err := writeWhole(addrFile, []byte(l.Addr().String()+"\n"), 0o644); err != nil {
@@ -152,7 +156,7 @@ func (o options) secure(ctx context.Context) (net.Listener, *tls.Certificate, er
 			return nil, nil, fmt.Errorf("write the authority: %w", err)
 		}
 	}
-	l, err := listen(ctx, o.tlsListen, o.tlsAddrFile)
+	l, err := listen(ctx, "--tls-listen", o.tlsListen, o.tlsAddrFile)
 	return l, certificate, err
 }
 

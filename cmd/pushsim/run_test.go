@@ -126,3 +126,23 @@ func TestWrongUsageIsToldApart(t *testing.T) {
 	}
 	require.Equal(t, 1, exitCode(errors.New("other")))
 }
+
+func TestTakenPortsAreNamedWithTheFix(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, taken.Close()) })
+	at := taken.Addr().String()
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--listen", at}, "another program listens on " + at + "; give another --listen or stop that program"},
+		{[]string{"--listen", "127.0.0.1:0", "--tls-listen", at}, "another program listens on " + at + "; give another --tls-listen or stop that program"},
+	} {
+		cmd := command()
+		cmd.SetArgs(tc.args)
+		cmd.SetErr(new(output))
+		require.EqualError(t, cmd.ExecuteContext(t.Context()), tc.want)
+	}
+}

@@ -9,12 +9,15 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"schoolbell/coordinator/api"
+	"schoolbell/coordinator/node"
 	"schoolbell/coordinator/node/demo"
 	"schoolbell/coordinator/node/settings"
 	"schoolbell/school"
@@ -74,6 +77,16 @@ func usagef(format string, args ...any) error {
 	return &usageError{message: fmt.Sprintf(format, args...)}
 }
 
+// inputError is something given beside the command line, such as a file, that
+// has to change: wrong usage as well, but nothing that the help would explain.
+type inputError struct{ message string }
+
+func (e *inputError) Error() string { return e.message }
+
+func inputf(format string, args ...any) error {
+	return &inputError{message: fmt.Sprintf(format, args...)}
+}
+
 // run executes one command line and returns the exit code. An error becomes one
 // line on stderr.
 func run(ctx context.Context, args []string, w surroundings) int {
@@ -86,10 +99,11 @@ func run(ctx context.Context, args []string, w surroundings) int {
 	}
 	code := exitCode(err)
 	message := strings.Join(strings.Fields(err.Error()), " ")
+	_, usage := errors.AsType[*usageError](err)
 	if !started { // cobra refused the command line before any command began
-		code = exitUsage
+		code, usage = exitUsage, true
 	}
-	if code == exitUsage {
+	if usage {
 		message += fmt.Sprintf(" (see %s --help)", cmd.CommandPath())
 	}
 	fmt.Fprintf(w.stderr, "schoolbell: %s\n", message)
@@ -97,11 +111,13 @@ func run(ctx context.Context, args []string, w surroundings) int {
 }
 
 func exitCode(err error) int {
-	if _, ok := errors.AsType[*usageError](err); ok {
+	if wrongUsage(err) {
 		return exitUsage
 	}
 	if e, ok := errors.AsType[*api.Error](err); ok {
 		switch e.Code {
+		case api.InvalidArgument, api.TooLarge, api.UnsupportedMediaType:
+			return exitUsage // as where this side sees it first
 		case api.NotFound:
 			return exitNotFound
 		case api.Unauthenticated, api.PermissionDenied:
@@ -114,12 +130,30 @@ func exitCode(err error) int {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return exitFailed // a signal, not the other side
-	case errors.Is(err, school.ErrNotFound):
+	case errors.Is(err, school.ErrNotFound), errors.Is(err, node.ErrNoDatabase):
 		return exitNotFound
+	case errors.Is(err, node.ErrLogin):
+		return exitRefused
 	case unreachable(err):
 		return exitUnreachable
 	}
 	return exitFailed
+}
+
+// wrongUsage reports whether what was given, by flags, files or settings, has to
+// change before the same command can do anything: trying again is of no use.
+func wrongUsage(err error) bool {
+	if _, ok := errors.AsType[*usageError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[*inputError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[*settings.Error](err); ok {
+		return true
+	}
+	_, ok := errors.AsType[*node.VersionError](err)
+	return ok
 }
 
 // unreachable reports whether the other side did not answer at all.
@@ -148,8 +182,10 @@ func newRoot(w surroundings, started *bool) *cobra.Command {
 PostgreSQL and Redis; no school ever exceeds its sending rule, and killing any
 machine at any moment loses nothing.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused
-(authentication, authorisation), 5 server or store not reachable.`,
+Exit codes: 0 done, 1 failed, 2 wrong usage (flags, settings, input that has to
+change), 3 not found, 4 refused (authentication, authorisation), 5 server or
+store not reachable. An error is one line of text on stderr, also with --output
+json.`,
 		Example: `  schoolbell migrate up --database-url postgres://bell:PASSWORD@db/bell
   schoolbell serve --config schoolbell.yaml
   schoolbell notice send --school A --title "No school today" --tokens-file tokens.txt --wait`,
@@ -160,6 +196,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused
 	root.SetIn(w.stdin)
 	root.SetOut(w.stdout)
 	root.SetErr(w.stderr)
+	root.SetFlagErrorFunc(flagError)
+	showVersion := root.Flags().Bool("version", false, "show version, commit and Go version, as schoolbell version does")
 	output := root.PersistentFlags().String("output", outputText, "`format` of what is printed: text or json")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
 		*started = true
@@ -169,8 +207,39 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused
 		return nil
 	}
 	p := printer{out: w.stdout, format: output}
-	root.AddCommand(newServe(w), newDemo(w, p), newMigrate(w, p), newNotice(w, p), newVersion(w, p))
+	root.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *showVersion {
+			return p.version(w.build)
+		}
+		return cmd.Help()
+	}
+	root.AddCommand(newServe(w, p), newDemo(w, p), newMigrate(w, p), newNotice(w, p), newVersion(w, p))
 	return root
+}
+
+// flagError says in words what a flag takes: the parsers of the standard library
+// speak of themselves.
+func flagError(_ *cobra.Command, err error) error {
+	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	flag, text := wrong.GetFlag(), wrong.GetValue()
+	want := ""
+	switch flag.Value.Type() {
+	case "duration":
+		if _, err := strconv.ParseFloat(text, 64); err == nil {
+			return usagef("--%s %q has no unit; write %ss", flag.Name, text, text)
+		}
+		want = "a duration such as 3s or 1m30s"
+	case "int", "int64":
+		want = "a whole number"
+	case "bool":
+		want = "true or false"
+	default:
+		return err
+	}
+	return usagef("--%s %q is not %s", flag.Name, text, want)
 }
 
 // group is a command that only holds others.

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
+	"schoolbell/coordinator/node"
 	"schoolbell/coordinator/node/settings"
 	"schoolbell/deploy/local/localtest"
 	"schoolbell/school"
@@ -123,6 +124,15 @@ func TestWrongUsage(t *testing.T) {
 		{"notice send --school A --title x --tokens-file f --data k", "--data needs key=value (see schoolbell notice send --help)"},
 		{"notice send --school A --title x --tokens-file f --data k=1 --data k=2", `--data names "k" twice (see schoolbell notice send --help)`},
 		{"notice send --school A --title x --tokens-file f --expires-at tomorrow", `--expires-at "tomorrow" is not a time such as 2030-03-04T08:00:00+09:00 (see schoolbell notice send --help)`},
+		{"notice list --server 127.0.0.1:8080", `--server "127.0.0.1:8080" has no scheme; write http://127.0.0.1:8080 (see schoolbell notice list --help)`},
+		{"notice show 7 --server localhost:8080", `--server "localhost:8080" has no scheme; write http://localhost:8080 (see schoolbell notice show --help)`},
+		{"notice send --school A --title x --tokens-file f --server ftp://h", `--server "ftp://h" is not an address such as http://127.0.0.1:8080 (see schoolbell notice send --help)`},
+		{"notice list --limit many", `--limit "many" is not a whole number (see schoolbell notice list --help)`},
+		{"demo --kill-every 3", `--kill-every "3" has no unit; write 3s (see schoolbell demo --help)`},
+		{"demo --rest long", `--rest "long" is not a duration such as 3s or 1m30s (see schoolbell demo --help)`},
+		{"demo --replicas x", `--replicas "x" is not a whole number (see schoolbell demo --help)`},
+		{"serve --print-config=x", `--print-config "x" is not true or false (see schoolbell serve --help)`},
+		{"migrate up", "database_url is empty; give --database-url or SCHOOLBELL_DATABASE_URL, e.g. postgres://user:password@host:5432/schoolbell (see schoolbell migrate up --help)"},
 		{"migrate down --database-url postgres://h/d", "migrate down needs --to with the last version to keep; 0 drops everything (see schoolbell migrate down --help)"},
 	} {
 		t.Run(tc.args, func(t *testing.T) {
@@ -137,8 +147,14 @@ func TestVersion(t *testing.T) {
 	s := newStage()
 	require.Equal(t, exitDone, s.run("version"))
 	require.Equal(t, "schoolbell v1.2.3\ncommit abc\ngo1.26\n", s.out.String())
-	require.Equal(t, exitDone, s.run("version", "--output", "json"))
-	require.JSONEq(t, `{"version":"v1.2.3","commit":"abc","go":"go1.26"}`, s.out.String())
+	require.Equal(t, exitDone, s.run("--version"))
+	require.Equal(t, "schoolbell v1.2.3\ncommit abc\ngo1.26\n", s.out.String())
+	for _, args := range [][]string{{"version", "--output", "json"}, {"--version", "--output", "json"}} {
+		require.Equal(t, exitDone, s.run(args...))
+		require.JSONEq(t, `{"version":"v1.2.3","commit":"abc","go":"go1.26"}`, s.out.String())
+	}
+	require.Equal(t, exitDone, s.run())
+	require.Contains(t, s.out.String(), "Available Commands:")
 }
 
 func TestServe(t *testing.T) {
@@ -170,14 +186,24 @@ func TestServe(t *testing.T) {
 	require.Contains(t, s.out.String(), "limit: 50 # schoolbell.yaml:1\n")
 	require.Contains(t, s.out.String(), "rest: 2s # SCHOOLBELL_QUOTA_REST\n")
 	require.NotContains(t, s.out.String(), "pa55")
+
+	require.Equal(t, exitDone, s.run("serve", "--print-config", "--output", "json"))
+	require.NotContains(t, s.out.String(), "pa55")
+	var printed struct {
+		Settings struct{ Quota struct{ Limit int } }
+		From     map[string]string
+	}
+	require.NoError(t, json.Unmarshal(s.out.Bytes(), &printed), s.out.String())
+	require.Equal(t, 50, printed.Settings.Quota.Limit)
+	require.Equal(t, "schoolbell.yaml:1", printed.From["quota.limit"])
 }
 
 func TestServeRefusals(t *testing.T) {
 	t.Parallel()
 	s := newStage() // its replica has no serve: reaching it would panic
-	s.failed(t, exitFailed, "settings: --quota-limit: quota.limit: \"many\" is not a whole number; give 1 to 1000000", "serve", "--quota-limit", "many")
-	s.failed(t, exitFailed, "settings: cannot read x.yaml: file does not exist; name an existing file with --config or leave --config out", "serve", "--config", "x.yaml")
-	require.Equal(t, exitFailed, s.run("serve", "--redis-url", "redis://h"))
+	s.failed(t, exitUsage, "settings: --quota-limit: quota.limit: \"many\" is not a whole number; give 1 to 1000000", "serve", "--quota-limit", "many")
+	s.failed(t, exitUsage, "settings: cannot read x.yaml: file does not exist; name an existing file with --config or leave --config out", "serve", "--config", "x.yaml")
+	require.Equal(t, exitUsage, s.run("serve", "--redis-url", "redis://h"))
 	require.Contains(t, s.err.String(), "schoolbell: settings: database_url: is empty, but redis.url is set (--redis-url); set both")
 	require.Equal(t, 1, strings.Count(s.err.String(), "\n"))
 }
@@ -211,6 +237,8 @@ func TestExitCodeOfAReplica(t *testing.T) {
 		{"refused connection", fmt.Errorf("redis: %w", &net.OpError{Op: "dial", Err: errors.New("connection refused")}), exitUnreachable},
 		{"own port taken", fmt.Errorf("http.listen: %w", &net.OpError{Op: "listen", Err: errors.New("address already in use")}), exitFailed},
 		{"signal while connecting", fmt.Errorf("redis: %w", &net.OpError{Op: "dial", Err: context.Canceled}), exitFailed},
+		{"login refused", fmt.Errorf("database_url: %w", node.ErrLogin), exitRefused},
+		{"no database", fmt.Errorf("database_url: %w", node.ErrNoDatabase), exitNotFound},
 		{"anything else", errors.New("two\nlines"), exitFailed},
 	} {
 		s := newStage()
@@ -232,13 +260,15 @@ func TestMigrate(t *testing.T) {
 	}
 	s.replica.migrateStatus = func(context.Context, settings.Settings) ([]migration, error) { return steps, nil }
 	s.replica.migrateDown = func(_ context.Context, _ settings.Settings, to int64) ([]migration, error) {
-		if to == 1 {
+		switch to {
+		case 1:
 			return nil, nil
+		case 99:
+			return nil, &node.VersionError{Wanted: 99, Current: 1}
 		}
 		return nil, fmt.Errorf("version %d: %w", to, school.ErrUnavailable)
 	}
 
-	s.failed(t, exitFailed, "database_url is empty; give --database-url or SCHOOLBELL_DATABASE_URL, e.g. postgres://user:password@host:5432/schoolbell", "migrate", "up")
 	require.Equal(t, exitDone, s.run("migrate", "up", "--database-url", "postgres://h/d"), s.err.String())
 	require.Equal(t, "applied 1 outbox\n", s.out.String())
 
@@ -249,7 +279,8 @@ func TestMigrate(t *testing.T) {
 	require.JSONEq(t, `{"steps":[{"version":1,"name":"outbox","applied_at":"2026-03-04T05:06:07Z"},{"version":2,"name":"ledger","applied_at":null}]}`, s.out.String())
 	require.Equal(t, exitDone, s.run("migrate", "down", "--to", "1"))
 	require.Equal(t, "the schema is at version 1 already\n", s.out.String())
-	s.failed(t, exitUnreachable, "version 0: unavailable; is the server running there, and is the address right? (schoolbell serve --print-config shows which)", "migrate", "down", "--to", "0")
+	s.failed(t, exitUsage, "the schema is at version 1, so it cannot be taken back to 99; give 0 to 1", "migrate", "down", "--to", "99")
+	s.failed(t, exitUnreachable, "version 0: unavailable", "migrate", "down", "--to", "0")
 }
 
 func TestHostNamesFitAnInstanceID(t *testing.T) {

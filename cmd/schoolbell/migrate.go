@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -36,7 +35,7 @@ func newMigrate(w surroundings, p printer) *cobra.Command {
 				return err
 			}
 			if s.DatabaseURL == "" {
-				return errors.New("database_url is empty; give --database-url or SCHOOLBELL_DATABASE_URL, e.g. postgres://user:password@host:5432/schoolbell")
+				return usagef("database_url is empty; give --database-url or SCHOOLBELL_DATABASE_URL, e.g. postgres://user:password@host:5432/schoolbell")
 			}
 			return act(cmd.Context(), s)
 		}
@@ -47,7 +46,7 @@ func newMigrate(w surroundings, p printer) *cobra.Command {
 			return func(ctx context.Context, s settings.Settings) error {
 				steps, err := w.replica.migrateUp(ctx, s)
 				if err != nil {
-					return explainStore(err)
+					return err
 				}
 				return p.print(schema{steps}, func() { p.steps("applied", steps, "the schema is up to date") })
 			}
@@ -57,7 +56,7 @@ func newMigrate(w surroundings, p printer) *cobra.Command {
 			return func(ctx context.Context, s settings.Settings) error {
 				steps, err := w.replica.migrateStatus(ctx, s)
 				if err != nil {
-					return explainStore(err)
+					return err
 				}
 				return p.print(schema{steps}, func() { p.status(steps) })
 			}
@@ -71,7 +70,7 @@ func newMigrate(w surroundings, p printer) *cobra.Command {
 				}
 				steps, err := w.replica.migrateDown(ctx, s, *to)
 				if err != nil {
-					return explainStore(err)
+					return err
 				}
 				return p.print(schema{steps}, func() { p.steps("taken back", steps, fmt.Sprintf("the schema is at version %d already", *to)) })
 			}
@@ -81,14 +80,6 @@ func newMigrate(w surroundings, p printer) *cobra.Command {
   schoolbell migrate down --to 3`, up, status, down)
 	g.PersistentFlags().StringVar(config, "config", "", "settings `file`; only database_url is used")
 	return g
-}
-
-// explainStore adds to a store that did not answer what to look at.
-func explainStore(err error) error {
-	if unreachable(err) {
-		return fmt.Errorf("%w; is the server running there, and is the address right? (schoolbell serve --print-config shows which)", err)
-	}
-	return err
 }
 
 func (p printer) steps(done string, steps []migration, none string) {

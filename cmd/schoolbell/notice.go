@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,15 +46,33 @@ func (r *remote) url() string {
 	return cmp.Or(r.server, r.w.getenv("SCHOOLBELL_SERVER"), defaultServer)
 }
 
+// check refuses an address that nothing could be asked at, before anything is.
+func (r *remote) check() error {
+	from, text := "--server", r.url()
+	if r.server == "" {
+		from = "SCHOOLBELL_SERVER"
+	}
+	if !strings.Contains(text, "://") {
+		return usagef("%s %q has no scheme; write http://%s", from, text, text)
+	}
+	if u, err := url.Parse(text); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return usagef("%s %q is not an address such as %s", from, text, defaultServer)
+	}
+	return nil
+}
+
 // client returns a client whose connections end with the returned function.
-func (r *remote) client() (*api.Client, func()) {
+func (r *remote) client() (*api.Client, func(), error) {
+	if err := r.check(); err != nil {
+		return nil, nil, err
+	}
 	transport := &http.Transport{
 		Proxy:       http.ProxyFromEnvironment,
 		DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
 	}
 	return &api.Client{
 		BaseURL: r.url(), Key: cmp.Or(r.key, r.w.getenv("SCHOOLBELL_KEY")), HTTP: &http.Client{Transport: transport},
-	}, transport.CloseIdleConnections
+	}, transport.CloseIdleConnections, nil
 }
 
 // explain adds to an error what to do about it.
@@ -88,7 +108,10 @@ func newNoticeShow(p printer, r *remote) *cobra.Command {
   schoolbell notice show 1193046471680 --output json`,
 		Args: exactly("the notice's id"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, done := r.client()
+			c, done, err := r.client()
+			if err != nil {
+				return err
+			}
 			defer done()
 			ctx, cancel := context.WithTimeout(cmd.Context(), askTimeout)
 			defer cancel()
@@ -96,7 +119,17 @@ func newNoticeShow(p printer, r *remote) *cobra.Command {
 			if err != nil {
 				return r.explain(fmt.Errorf("notice %s: %w", visible(args[0]), err))
 			}
-			return p.print(n, func() { p.notice(n) })
+			return p.print(n, func() {
+				p.notice(n)
+				if n.EndedAt != nil || n.Status == statusCompleted || n.Status == statusCancelled {
+					return
+				}
+				if s, err := c.School(ctx, n.School); err == nil { // who may not look is told less
+					if why := (&hindrances{zone: time.Local}).look(time.Now(), n, s, lineEvery); why != "" {
+						fmt.Fprintln(p.out, why)
+					}
+				}
+			})
 		},
 	}
 }
@@ -121,14 +154,17 @@ func newNoticeList(p printer, r *remote) *cobra.Command {
 	}
 	var q api.NoticeQuery
 	c.Flags().StringVar(&q.School, "school", "", "only of this `school`")
-	c.Flags().StringVar(&q.Status, "status", "", "only in this `status`: PENDING, IN_PROGRESS, COMPLETED, CANCELLED")
+	c.Flags().StringVar(&q.Status, "status", "", "only in this `status`: PENDING, IN_PROGRESS, COMPLETED")
 	c.Flags().IntVar(&q.Limit, "limit", 20, "at most this `number`, up to 1000")
 	c.Flags().StringVar(&q.Cursor, "cursor", "", "go on after a page: the `cursor` that it ended with")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if q.Limit < 1 || q.Limit > 1000 {
 			return usagef("--limit %d is not 1 to 1000", q.Limit)
 		}
-		client, done := r.client()
+		client, done, err := r.client()
+		if err != nil {
+			return err
+		}
 		defer done()
 		ctx, cancel := context.WithTimeout(cmd.Context(), askTimeout)
 		defer cancel()

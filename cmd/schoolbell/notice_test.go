@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -24,6 +25,9 @@ type server struct {
 	key  string // Idempotency-Key of the last upload
 	read []string
 	ask  []answer // answers to GET /v1/notices/{id}, the last one repeats
+
+	reject *api.Error   // what an upload is answered with
+	school []api.School // answers to GET /v1/schools/{id}, the last one repeats
 }
 
 type answer struct {
@@ -37,6 +41,7 @@ func newServer(t *testing.T, ask ...answer) *server {
 	mux.HandleFunc("POST /v1/notices", s.accept)
 	mux.HandleFunc("GET /v1/notices/{id}", s.show)
 	mux.HandleFunc("GET /v1/notices", s.list)
+	mux.HandleFunc("GET /v1/schools/{id}", s.showSchool)
 	ts := httptest.NewServer(mux)
 	t.Cleanup(ts.Close)
 	s.url = ts.URL
@@ -71,6 +76,10 @@ func (s *server) accept(w http.ResponseWriter, r *http.Request) {
 	if r.Context().Err() != nil || len(s.read) < 2 {
 		return // broken off
 	}
+	if s.reject != nil {
+		write(w, s.reject.Code.Status(), *s.reject)
+		return
+	}
 	write(w, 202, api.Accepted{ID: "7", School: "A", Status: "PENDING", Total: len(s.read) - 1})
 }
 
@@ -82,6 +91,19 @@ func (s *server) show(w http.ResponseWriter, _ *http.Request) {
 		s.ask = s.ask[1:]
 	}
 	write(w, a.status, a.body)
+}
+
+func (s *server) showSchool(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.school) == 0 {
+		write(w, 403, api.Error{Code: api.PermissionDenied, Message: "not for this key"})
+		return
+	}
+	write(w, 200, s.school[0])
+	if len(s.school) > 1 {
+		s.school = s.school[1:]
+	}
 }
 
 func (s *server) list(w http.ResponseWriter, r *http.Request) {
@@ -132,8 +154,11 @@ func TestTokensFilesThatAreRefused(t *testing.T) {
 	for _, tc := range []struct{ name, text, want string }{
 		{"none", "", "t has no recipients; write one device token a line"},
 		{"csv", "tok\nsecret-1,secret-2\n", "t line 2: is neither one device token nor a JSON object"},
-		{"unknown field", "tok\n\n{\"token\":\"secret\",\"refs\":\"x\"}", `t line 3: is not a recipient: json: unknown field "refs"`},
-		{"wrong type", "{\"token\":5}", "t line 1: is not a recipient: json: cannot unmarshal number into Go struct field Recipient.token of type string"},
+		{"unknown field", "tok\n\n{\"token\":\"secret\",\"refs\":\"x\"}", `t line 3: has an unknown field "refs"; a recipient has token, ref, enabled, badge, data`},
+		{"wrong type", "{\"token\":5}", "t line 1: token must be a string, not a number"},
+		{"badge a text", "{\"token\":\"secret\",\"badge\":\"3\"}", "t line 1: badge must be a whole number, not a string"},
+		{"cut off", "tok\n{\"token\":\"secret\"\ntok\n", `t line 2: its JSON object is not closed; write {"token":"…"} on one line`},
+		{"no JSON", "{token:\"secret\"}", `t line 1: is not JSON at byte 2: invalid character 't' looking for beginning of object key string`},
 		{"two on a line", "{\"token\":\"secret\"} {}", "t line 1: has something behind its JSON object"},
 		{"long", "tok\n" + strings.Repeat("secret", 20000), "t line 2 is longer than 65536 bytes"},
 	} {
@@ -141,12 +166,12 @@ func TestTokensFilesThatAreRefused(t *testing.T) {
 			t.Parallel()
 			st := newServer(t).stage()
 			st.files["t"] = tc.text
-			st.failed(t, exitFailed, "send notice to school A: upload notice of school A: "+tc.want, "notice", "send", "--school", "A", "--title", "T", "--tokens-file", "t")
+			st.failed(t, exitUsage, tc.want, "notice", "send", "--school", "A", "--title", "T", "--tokens-file", "t")
 			require.NotContains(t, st.err.String(), "secret")
 		})
 	}
 	st := newServer(t).stage()
-	st.failed(t, exitFailed, "tokens file: open no: file does not exist", "notice", "send", "--school", "A", "--title", "T", "--tokens-file", "no")
+	st.failed(t, exitUsage, "--tokens-file no: file does not exist", "notice", "send", "--school", "A", "--title", "T", "--tokens-file", "no")
 }
 
 func TestSendRefused(t *testing.T) {
@@ -156,6 +181,34 @@ func TestSendRefused(t *testing.T) {
 	st.files["t"] = "tok\n"
 	st.failed(t, exitRefused, "send notice to school A: unauthenticated: no such key; give a key that the server knows with SCHOOLBELL_KEY or --key",
 		"notice", "send", "--school", "A", "--title", "T", "--tokens-file", "t", "--key", "wrong")
+}
+
+// TestWhatTheServerRefusesIsNamedAsItWasGiven: the lines that it counts are the
+// client's own, and the person gave flags and a file.
+func TestWhatTheServerRefusesIsNamedAsItWasGiven(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		e    api.Error
+		code int
+		want string
+	}{
+		{api.Error{Code: api.InvalidArgument, Field: "link", Message: "line 1: must be an absolute http or https address"}, exitUsage, "send notice to school A: --link: must be an absolute http or https address"},
+		{api.Error{Code: api.InvalidArgument, Field: "data.gcm.x", Message: "line 1: this key is reserved"}, exitUsage, "send notice to school A: --data gcm.x: this key is reserved"},
+		{api.Error{Code: api.TooLarge, Field: "scheduled_at", Message: "line 1: m"}, exitUsage, "send notice to school A: --scheduled-at: m"},
+		{api.Error{Code: api.InvalidArgument, Field: "recipients[0].token", Message: "line 2: is required"}, exitUsage, "send notice to school A: t line 2: token: is required"},
+		{api.Error{Code: api.InvalidArgument, Field: "recipients[2].data.k", Message: "line 4: m"}, exitUsage, "send notice to school A: t line 6: data.k: m"},
+		{api.Error{Code: api.InvalidArgument, Field: "recipients[99].ref", Message: "line 101: m"}, exitUsage, "send notice to school A: invalid_argument: recipients[99].ref: line 101: m"},
+		{api.Error{Code: api.TooLarge, Field: "recipients", Message: "a notice has at most 1,000,000 recipients"}, exitUsage, "send notice to school A: too_large: recipients: a notice has at most 1,000,000 recipients"},
+		{api.Error{Code: api.UnsupportedMediaType, Message: "m"}, exitUsage, "send notice to school A: unsupported_media_type: m"},
+		{api.Error{Code: api.InvalidArgument, Field: "Idempotency-Key", Message: "must be 1 to 255 printable characters"}, exitUsage, "send notice to school A: --idempotency-key: must be 1 to 255 printable characters"},
+		{api.Error{Code: api.IdempotencyMismatch, Field: "Idempotency-Key", Message: "m"}, exitFailed, "send notice to school A: --idempotency-key: m"},
+	} {
+		srv := newServer(t)
+		srv.reject = &tc.e
+		st := srv.stage()
+		st.files["t"] = "# devices\na\n\nb\n# the last\nc\n"
+		st.failed(t, tc.code, tc.want, "notice", "send", "--school", "A", "--title", "T", "--tokens-file", "t")
+	}
 }
 
 func TestSendUnreachable(t *testing.T) {
@@ -220,6 +273,60 @@ func lastPart(lines []string) string {
 	return last[strings.LastIndex(last, "\r")+1:]
 }
 
+// TestWaitSaysWhyNothingMoves, once, on a terminal and elsewhere.
+func TestWaitSaysWhyNothingMoves(t *testing.T) {
+	t.Parallel()
+	until := time.Now().Add(time.Minute)
+	for _, terminal := range []bool{false, true} {
+		srv := newServer(t, notice("IN_PROGRESS", api.Counts{Total: 2, Waiting: 2}), notice("IN_PROGRESS", api.Counts{Total: 2, Waiting: 1, Success: 1}),
+			notice("IN_PROGRESS", api.Counts{Total: 2, Waiting: 1, Success: 1}), notice("COMPLETED", api.Counts{Total: 2, Success: 2}))
+		jittered := until.Add(100 * time.Millisecond)
+		srv.school = []api.School{{ID: "A", State: api.Sending}, {ID: "A", State: api.Resting, NextEligibleAt: &until}, {ID: "A", State: api.Resting, NextEligibleAt: &jittered}}
+		st := srv.stage()
+		st.terminal = terminal
+		st.files["t"] = "a\nb\n"
+		require.Equal(t, exitDone, st.run("notice", "send", "--school", "A", "--title", "T", "--tokens-file", "t", "--wait"), st.err.String())
+		require.Equal(t, 1, strings.Count(st.err.String(), "school A rests until "+soon(until, time.Now(), time.Local)+" (1 of 2 sent)\n"), st.err.String())
+		require.Equal(t, 1, strings.Count(st.err.String(), "rests"), st.err.String())
+	}
+}
+
+func TestHindrances(t *testing.T) {
+	t.Parallel()
+	zone := time.FixedZone("KST", 9*60*60)
+	now := time.Date(2026, 3, 4, 8, 55, 0, 0, zone)
+	start := now
+	at := func(d time.Duration) *time.Time { t := start.Add(d).UTC(); return &t }
+	n := api.Notice{ID: "7", School: "B", Counts: api.Counts{Total: 6000, Waiting: 1000, Success: 5000}}
+	later := n
+	later.ScheduledAt = at(26 * time.Hour)
+	resting := func(d time.Duration) api.School { return api.School{State: api.Resting, NextEligibleAt: at(d)} }
+	h := hindrances{zone: zone}
+	for i, step := range []struct {
+		after time.Duration // since the last step
+		still time.Duration // since the counts moved
+		n     api.Notice
+		s     api.School
+		want  string
+	}{
+		{0, 0, later, api.School{State: api.Idle}, "notice 7 is scheduled for 2026-03-05 10:55:00 KST"},
+		{time.Minute, 0, later, api.School{State: api.Idle}, ""},
+		{0, 0, n, api.School{State: api.Sending}, ""},
+		{time.Minute, 0, n, resting(191 * time.Second), "school B rests until 08:58:11 (5000 of 6000 sent)"},
+		{time.Second, time.Second, n, resting(191*time.Second + 300*time.Millisecond), ""}, // a clock a little off, the same rest
+		{2 * time.Second, 0, n, resting(400 * time.Second), ""},                            // too soon for another line
+		{4 * time.Second, 0, n, resting(400 * time.Second), "school B rests until 09:01:40 (5000 of 6000 sent)"},
+		{time.Minute, 0, n, api.School{State: api.Paused}, "school B is paused (5000 of 6000 sent)"},
+		{time.Minute, 0, n, api.School{State: api.WaitingForRetry}, "what is left of school B waits for its retry (5000 of 6000 sent)"},
+		{time.Minute, time.Second, n, api.School{State: api.WaitingForSlot}, ""},
+		{time.Minute, 6 * time.Second, n, api.School{State: api.WaitingForSlot}, "school B waits for its turn (5000 of 6000 sent)"},
+		{time.Minute, 0, n, api.School{State: api.WaitingForSlot, Degraded: true}, "Redis does not answer the replica: nothing is sent until it does (5000 of 6000 sent)"},
+	} {
+		now = now.Add(step.after)
+		require.Equal(t, step.want, h.look(now, step.n, step.s, step.still), "step %d", i)
+	}
+}
+
 func TestInterruptedWaitSaysThatTheNoticeGoesOn(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -255,6 +362,13 @@ func TestShow(t *testing.T) {
 		require.Contains(t, st.out.String(), want)
 	}
 	require.NotContains(t, st.out.String(), "cancelled")
+	require.NotContains(t, st.out.String(), "rests", "the key may not look")
+	until := time.Now().Add(time.Minute)
+	resting := newServer(t, notice("IN_PROGRESS", api.Counts{Total: 9, Waiting: 4, Success: 5}))
+	resting.school = []api.School{{ID: "A", State: api.Resting, NextEligibleAt: &until}}
+	show := resting.stage()
+	require.Equal(t, exitDone, show.run("notice", "show", "7"), show.err.String())
+	require.Contains(t, show.out.String(), "\nschool A rests until "+soon(until, time.Now(), time.Local)+" (5 of 9 sent)\n")
 	require.Equal(t, exitDone, st.run("notice", "show", "7", "--output", "json"))
 	var n api.Notice
 	require.NoError(t, json.Unmarshal(st.out.Bytes(), &n))

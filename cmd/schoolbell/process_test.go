@@ -56,6 +56,15 @@ func TestProgram(t *testing.T) {
 	code, stdout, _ = command(env[:1], "migrate", "up")
 	require.Equal(t, exitDone, code)
 	require.Equal(t, "the schema is up to date\n", stdout)
+	code, stdout, _ = command(append(env[:1:1], "TZ=Asia/Seoul"), "migrate", "status")
+	require.Equal(t, exitDone, code)
+	require.Contains(t, stdout, " KST\n", "people read times in the zone of their machine")
+	code, _, stderr = command(env[:1], "migrate", "down", "--to", "99")
+	require.Equal(t, exitUsage, code)
+	require.Regexp(t, `^schoolbell: migrate down: the schema is at version \d+, so it cannot be taken back to 99; give 0 to \d+\n$`, stderr)
+	code, _, stderr = command(nil, "migrate", "up", "--database-url", strings.Replace(strings.TrimPrefix(env[0], "SCHOOLBELL_DATABASE_URL="), "?", "_not?", 1))
+	require.Equal(t, exitNotFound, code)
+	require.Regexp(t, `^schoolbell: database_url \(--database-url\): migrate up: the server at [\d.:]+ has no database "(\w+)"; make it \(createdb \w+\) or name another\n$`, stderr)
 
 	evicting := localtest.RedisWith(t, local.RedisConfig{Args: []string{"--maxmemory-policy", "allkeys-lru"}})
 	code, _, stderr = command(append(slices.Clone(env), "SCHOOLBELL_REDIS_URL="+evicting.URL()), "serve")
@@ -101,8 +110,8 @@ func TestProgram(t *testing.T) {
 	require.Contains(t, client.out.String(), n.ID)
 	require.Equal(t, exitNotFound, client.run("notice", "show", "1"), client.err.String())
 	require.Equal(t, exitRefused, client.run("notice", "show", n.ID, "--key", "wrong"), client.err.String())
-	require.Equal(t, exitFailed, client.run("notice", "send", "--school", "A/B", "--title", "T", "--tokens-file", "tokens"), client.err.String())
-	require.Contains(t, client.err.String(), "school")
+	require.Equal(t, exitUsage, client.run("notice", "send", "--school", "A/B", "--title", "T", "--tokens-file", "tokens"), client.err.String())
+	require.Contains(t, client.err.String(), "--school: must be 1 to 64 of the characters A-Z a-z 0-9 . _ -")
 
 	require.NoError(t, replica.Signal(syscall.SIGTERM))
 	code, err := replica.Wait(ctx)
@@ -121,5 +130,5 @@ func TestMigrateWithoutADatabase(t *testing.T) {
 	require.Equal(t, exitUnreachable, code, s.err.String())
 	require.NotContains(t, s.err.String(), "pa55")
 	require.Equal(t, 1, strings.Count(s.err.String(), "\n"))
-	require.Contains(t, s.err.String(), "connection refused")
+	require.Equal(t, "schoolbell: database_url (--database-url): migrate up: no database server answers (dial tcp 127.0.0.1:1: connect: connection refused); is PostgreSQL running there, and is the address right?\n", s.err.String())
 }

@@ -50,6 +50,17 @@ func (p *progress) set(n int) {
 	}
 }
 
+// say writes a line beside the bar; an empty one is none.
+func (p *progress) say(line string) {
+	if line == "" {
+		return
+	}
+	if p.bar != nil {
+		_ = p.bar.Clear() // it is drawn again when it moves
+	}
+	fmt.Fprintln(p.out, line)
+}
+
 // end takes the bar away, or writes the last line where there were others or
 // the total is known.
 func (p *progress) end() {

@@ -5,6 +5,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
+	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,8 +25,9 @@ sent. The tokens file has one device token a line, or one recipient as JSON a
 line ({"token":"…","ref":"member-17","enabled":true,"badge":3,"data":{…}}); - is
 standard input. It is streamed, up to 1,000,000 recipients.
 
-With --wait it stays until the notice has ended, and exits with 1 if the notice
-was cancelled or a recipient failed permanently.`,
+With --wait it stays until the notice has ended, says meanwhile what keeps it from
+moving, such as the school's rest, and exits with 1 if a recipient failed
+permanently.`,
 		Example: `  schoolbell notice send --school A --title "No school today" --body "Snow." --tokens-file tokens.txt
   export-tokens | schoolbell notice send --school A --title Hello --data board=3 --tokens-file - --wait
   schoolbell notice send --school A --title Hello --tokens-file tokens.txt --scheduled-at 2030-03-04T08:00:00+09:00`,
@@ -109,24 +113,31 @@ func (s *sending) check() error {
 }
 
 func (s *sending) run(ctx context.Context, w surroundings, p printer, r *remote) error {
+	client, done, err := r.client()
+	if err != nil {
+		return err
+	}
+	defer done()
 	in := w.stdin
 	if s.tokens != "-" {
 		file, err := w.open(s.tokens)
 		if err != nil {
-			return fmt.Errorf("tokens file: %w", err)
+			return inputf("--tokens-file %s: %v", s.tokens, cause(err))
 		}
 		defer file.Close() // read only: nothing can be lost
 		in = file
 	}
-	client, done := r.client()
-	defer done()
 
 	reading := newProgress(w, "reading recipients", -1)
-	recipients := readRecipients(in, s.tokens)
+	var lines lineNumbers
+	recipients := readRecipients(in, s.tokens, &lines)
 	accepted, err := client.Upload(ctx, s.notice, reading.counting(recipients), s.key)
 	reading.end()
+	if wrong, ok := errors.AsType[*inputError](err); ok {
+		return wrong // which breaks the upload off: the server has kept nothing
+	}
 	if err != nil {
-		return r.explain(s.uncertain(fmt.Errorf("send notice to school %s: %w", visible(s.notice.School), err)))
+		return r.explain(s.uncertain(fmt.Errorf("send notice to school %s: %w", visible(s.notice.School), s.placed(err, &lines))))
 	}
 	if !s.wait {
 		return p.print(accepted, func() {
@@ -149,6 +160,62 @@ func (s *sending) run(ctx context.Context, w surroundings, p printer, r *remote)
 	}
 	return nil
 }
+
+// cause is an error of a file without its name, which stands before it already.
+func cause(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
+}
+
+// flagOf is the flag behind each field of a notice.
+var flagOf = map[string]string{
+	"school": "--school", "title": "--title", "body": "--body", "image": "--image", "link": "--link", "data": "--data",
+	"scheduled_at": "--scheduled-at", "expires_at": "--expires-at", "delivery": "--delivery", "Idempotency-Key": "--idempotency-key",
+}
+
+var (
+	uploadLine     = regexp.MustCompile(`^line \d+: `)
+	recipientField = regexp.MustCompile(`^recipients\[(\d+)\]\.?(.*)$`)
+)
+
+// placed puts a flag, or a line of the tokens file, in the place of the field
+// and line that the server names: those are of the upload, which the person who
+// called has never seen.
+func (s *sending) placed(err error, lines *lineNumbers) error {
+	e, ok := errors.AsType[*api.Error](err)
+	if !ok {
+		return err
+	}
+	where := ""
+	name, rest, _ := strings.Cut(e.Field, ".")
+	if m := recipientField.FindStringSubmatch(e.Field); m != nil {
+		i, _ := strconv.Atoi(m[1]) // digits
+		line, known := lines.of(i)
+		if !known {
+			return err
+		}
+		where = fmt.Sprintf("%s line %d", s.tokens, line)
+		if m[2] != "" {
+			where += ": " + m[2]
+		}
+	} else if where = flagOf[name]; where == "" {
+		return err
+	} else if rest != "" {
+		where += " " + rest
+	}
+	return &placedError{text: where + ": " + uploadLine.ReplaceAllString(e.Message, ""), answer: err}
+}
+
+// placedError is an answer of the server in the words of the command line.
+type placedError struct {
+	text   string
+	answer error
+}
+
+func (e *placedError) Error() string { return e.text }
+func (e *placedError) Unwrap() error { return e.answer }
 
 // uncertain adds to a call without an answer how it can be repeated without
 // sending twice.
@@ -174,7 +241,8 @@ const (
 func awaitEnd(ctx context.Context, w surroundings, client *api.Client, accepted api.Accepted) (api.Notice, error) {
 	bar := newProgress(w, "sending", accepted.Total)
 	defer bar.end()
-	lastAnswer := time.Now()
+	lastAnswer, lastMove, done := time.Now(), time.Now(), -1
+	why, asking := hindrances{zone: time.Local}, true
 	for every := w.pollEvery; ; every = min(every*5/4, pollMost) {
 		ask, cancel := context.WithTimeout(ctx, askTimeout)
 		n, err := client.Notice(ask, accepted.ID)
@@ -185,6 +253,20 @@ func awaitEnd(ctx context.Context, w surroundings, client *api.Client, accepted 
 			bar.set(ended(n.Counts))
 			if n.Status == statusCompleted || n.Status == statusCancelled {
 				return n, nil
+			}
+			if now := ended(n.Counts); now != done {
+				lastMove, done = lastAnswer, now
+			}
+			if !asking {
+				break
+			}
+			ask, cancel := context.WithTimeout(ctx, askTimeout)
+			school, err := client.School(ask, n.School)
+			cancel()
+			if err == nil {
+				bar.say(why.look(time.Now(), n, school, time.Since(lastMove)))
+			} else if !mayPass(err) {
+				asking = false // this key may not look: then nothing is said
 			}
 		case ctx.Err() != nil:
 			return api.Notice{}, context.Cause(ctx)

@@ -8,13 +8,15 @@ import (
 	"schoolbell/coordinator/node/settings"
 )
 
-func newServe(w surroundings) *cobra.Command {
+func newServe(w surroundings, p printer) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run one replica: dispatcher and HTTP API",
-		Long: `serve runs one replica until SIGTERM or SIGINT, then stops gracefully: no new
-batch starts, calls in flight end and are recorded, locks are released. A second
-signal ends it at once.
+		Long: `serve runs one replica until SIGTERM or SIGINT, then stops gracefully. For
+stop_delay it only says that it is not ready, so that a load balancer looks away,
+and goes on taking requests and sending. Then no new batch starts, calls in
+flight end and are recorded, locks are released. A second signal ends it at once,
+as a crash would.
 
 Settings come from a YAML file (--config, else ./schoolbell.yaml, else
 /etc/schoolbell/schoolbell.yaml), over it SCHOOLBELL_ variables, over them the
@@ -30,7 +32,7 @@ its log, and answers this machine alone, without a key.`,
 		Args: cobra.NoArgs,
 	}
 	config := c.Flags().String("config", "", "settings `file`")
-	printConfig := c.Flags().Bool("print-config", false, "print the effective settings, secrets hidden, and exit")
+	printConfig := c.Flags().Bool("print-config", false, "print the effective settings, secrets hidden, as YAML (or JSON, by --output), and exit")
 	given := settingFlags(c)
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		s, err := w.settings(*config, given())
@@ -38,12 +40,15 @@ its log, and answers this machine alone, without a key.`,
 			return err
 		}
 		if *printConfig {
+			if p.json() {
+				return s.PrintJSON(w.stdout)
+			}
 			return s.Print(w.stdout)
 		}
 		if err := s.CheckServe(); err != nil {
 			return err
 		}
-		return explainStore(w.replica.serve(cmd.Context(), s, w.logger(s), w.build))
+		return w.replica.serve(cmd.Context(), s, w.logger(s), w.build)
 	}
 	return c
 }

@@ -27,11 +27,13 @@ func newVersion(w surroundings, p printer) *cobra.Command {
   schoolbell version --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return p.print(w.build, func() {
-				fmt.Fprintf(p.out, "schoolbell %s\ncommit %s\n%s\n", w.build.Version, w.build.Commit, w.build.Go)
-			})
+			return p.version(w.build)
 		},
 	}
+}
+
+func (p printer) version(b build) error {
+	return p.print(b, func() { fmt.Fprintf(p.out, "schoolbell %s\ncommit %s\n%s\n", b.Version, b.Commit, b.Go) })
 }
 
 // cleanHost makes a host name fit instance_id: letters, digits, dots,

@@ -12,7 +12,7 @@ import (
 // checked by [Settings.Validate].
 type Settings struct {
 	// DatabaseURL is postgres://… ; empty asks for the embedded mode.
-	DatabaseURL Secret `yaml:"database_url" secret:"url" usage:"PostgreSQL URL, postgres://user:password@host:5432/name"`
+	DatabaseURL Secret `yaml:"database_url" secret:"url" usage:"PostgreSQL URL, postgres://user:password@host:5432/name or postgres:///name?host=/var/run/postgresql"`
 
 	Redis     Redis     `yaml:"redis"`
 	HTTP      HTTP      `yaml:"http"`
@@ -36,7 +36,7 @@ type Settings struct {
 
 	// StopDelay is how long a stopping replica says that it is not ready while
 	// it still accepts requests, so that a load balancer notices first.
-	StopDelay time.Duration `yaml:"stop_delay" range:"0s..10m" usage:"not ready but still accepting, at stop"`
+	StopDelay time.Duration `yaml:"stop_delay" range:"0s..10m" usage:"not ready but still accepting and sending, at stop"`
 	// StopTimeout bounds the graceful stop (R15).
 	StopTimeout time.Duration `yaml:"stop_timeout" range:"1s..30m" usage:"longest graceful stop"`
 
