@@ -196,18 +196,38 @@ func RunSentences(t *testing.T, fresh func(testing.TB) Subject) {
 				}
 			}
 			require.Positive(t, d.quota().Resting)
+
+			// Also where only the ledger knew that the cycle had ended.
+			d = newDesk(t, fresh(t))
+			g = d.ask(200)
+			require.NoError(t, d.s.Reconcile(school.Ledger{Cycle: g.Cycle + 1, Attempted: 300, Rule: d.rule}, d.rule))
+			d.ledger = Ledger{cycle: g.Cycle + 1, attempted: 300, rule: d.rule}
+			d.reserve(100)
+			before := d.quota()
+			require.Equal(t, []any{g.Cycle + 1, 400}, []any{before.Cycle, before.Attempted})
+			d.settleOf(g, "b1", 0)
+			require.Equal(t, before, d.quota())
 		},
 		"interleaving 3: a reservation past its deadline is closed in full by whoever comes next": func(t *testing.T) {
-			d := newDesk(t, fresh(t))
-			d.begin()
-			d.reserve(200) // never claimed, never settled
-			d.now += d.longest.Milliseconds()
-			d.begin()
-			require.Equal(t, 200, d.attempted())
-			g := d.reserve(100)
-			require.Equal(t, []any{300, false}, []any{g.Attempted, g.Filled})
-			d.settleOf(school.Grant{Cycle: g.Cycle}, "b1", 0)
-			require.Equal(t, 300, d.attempted(), "nothing comes back after the deadline")
+			for name, comes := range map[string]func(d *run){
+				"a reservation": func(d *run) { d.reserve(100) },
+				"a settlement":  func(d *run) { d.settleOf(school.Grant{Cycle: d.quota().Cycle}, "b2", 0) },
+				"a new owner":   func(d *run) { d.begin() },
+			} {
+				d := newDesk(t, fresh(t))
+				first := d.ask(200) // never claimed, never settled
+				d.now += d.longest.Milliseconds() - 1
+				d.reserve(1)
+				d.now++
+				d.s.At(Epoch + d.now)
+				require.True(t, d.quota().Orphaned, name)
+				comes(d)
+				require.False(t, d.quota().Orphaned, name)
+				was := d.attempted()
+				require.GreaterOrEqual(t, was, 200, name)
+				d.settleOf(first, "b1", 0)
+				require.Equal(t, was, d.attempted(), "%s: nothing comes back after the deadline", name)
+			}
 		},
 		"interleaving 4: after the clock went back the ledger tells the rest, and a merge could not": func(t *testing.T) {
 			d := newDesk(t, fresh(t))
