@@ -249,10 +249,11 @@ func (r *Redis) answers(ctx context.Context, pid int) bool {
 
 // Do sends one command, written as for redis-cli ("SET k v"), on a connection of
 // its own, and returns the answer as text: a list has a line for each element,
-// nothing is "$-1". What the server refuses is an error. It needs no client
-// library, which the importers of this package have in their own version.
+// nothing is "$-1". What the server refuses is an error, and so is an answer that
+// takes longer than ten seconds. It needs no client library, which the importers
+// of this package have in their own version.
 func (r *Redis) Do(ctx context.Context, command string) (string, error) {
-	answer, err := r.exchange(ctx, command)
+	answer, err := r.exchange(ctx, command, 10*time.Second)
 	if err == nil && answer.refused {
 		err = errors.New(answer.text)
 	}
@@ -265,7 +266,7 @@ func (r *Redis) Do(ctx context.Context, command string) (string, error) {
 // ask is Do for those who look at refusals themselves: the line "-ERR …", as the
 // first line of any other reply but a text or a list.
 func (r *Redis) ask(ctx context.Context, command string) (string, error) {
-	answer, err := r.exchange(ctx, command)
+	answer, err := r.exchange(ctx, command, time.Second)
 	if answer.refused {
 		return "-" + answer.text, nil
 	}
@@ -277,8 +278,7 @@ type answer struct {
 	refused bool
 }
 
-func (r *Redis) exchange(ctx context.Context, command string) (answer, error) {
-	const patience = time.Second
+func (r *Redis) exchange(ctx context.Context, command string, patience time.Duration) (answer, error) {
 	d := net.Dialer{Timeout: patience}
 	conn, err := d.DialContext(ctx, "tcp4", r.Addr())
 	if err != nil {
