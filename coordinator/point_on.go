@@ -42,15 +42,16 @@ func point(p Point, filled bool) {
 // Pass is a point of another package's.
 func Pass(p Point) { point(p, false) }
 
-// gate is what the sender asks before the call and before a message leaves.
-// HalfSent is where half of a batch's n messages have asked; while the process
-// stands there, the others do not leave.
+// gate is what the sender asks twice for each of a batch's n messages, when its
+// turn comes and when it leaves. HalfSent is where three quarters have been asked
+// for, so that some have left whatever the order; while the process stands there,
+// no other does.
 func (t *turn) gate(n int) func() error {
 	var mu sync.Mutex
 	asked := 0
 	return func() error {
 		mu.Lock()
-		if asked++; asked == n/2+2 {
+		if asked++; asked == n+n/2+1 {
 			t.point(HalfSent)
 		}
 		mu.Unlock()
