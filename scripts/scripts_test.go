@@ -49,3 +49,19 @@ func TestOnlyReserveTouchesTheLockAndOnlyItsBatch(t *testing.T) {
 	require.Equal(t, 1, strings.Count(Reserve().Source, "'HSET', lock"))
 	require.Contains(t, Reserve().Source, "redis.call('HSET', lock, 'batch', batch)")
 }
+
+// TestInterleaving22NoPrefixMovesTheHashTag: what stands between the first pair of
+// braces decides the slot, so that a school's keys would part.
+func TestInterleaving22NoPrefixMovesTheHashTag(t *testing.T) {
+	t.Parallel()
+	for _, prefix := range []string{"", "{a}", "a{", "a}b", "{", "two words", "line\n"} {
+		_, err := NewKeys(prefix)
+		require.ErrorContains(t, err, "without braces", prefix)
+	}
+	keys, err := NewKeys("some.prefix:of-ours")
+	require.NoError(t, err)
+	for _, key := range []string{keys.Lock("A"), keys.Quota("A")} {
+		require.Equal(t, 1, strings.Count(key, "{"))
+		require.Contains(t, key, "{A}")
+	}
+}

@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -185,6 +186,45 @@ var pageTests = []test{
 		w.record(term, w.claim(term, p.Work[:3]), all(school.Accepted))
 		require.Equal(w.t, school.NoticeCompleted, w.progress(id).Status)
 		require.Empty(w.t, w.page(term, 10).Work)
+	}},
+	{"interleaving 8: Page/a notice that commits after a later one was sent is met", func(w *world) {
+		const size = 5000
+		reading, proceed, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		older := plain("A")
+		go func() {
+			_, err := w.Store.Accept(w.ctx(), older, size, func(yield func(school.NewRecipient, error) bool) {
+				for i := range size {
+					if i == size-1 {
+						close(reading)
+						<-proceed
+					}
+					if !yield(school.NewRecipient{Token: fmt.Sprint("token-", i)}, nil) {
+						return
+					}
+				}
+			})
+			done <- err
+		}()
+		<-reading
+		younger := w.notice("A", 300)
+		term := w.term("A", "x")
+		require.Equal(w.t, 300, w.send(term, school.Accepted))
+		close(proceed)
+		require.NoError(w.t, <-done)
+		// Its id is made when its transaction begins, or when it ends: here it is
+		// made the older one in any case, as a slower clock would make it.
+		id := younger - 1
+		for _, sql := range []string{`UPDATE push_clusters SET id = %d WHERE id = %d`, `UPDATE push_cluster_tokens SET cluster_id = %d WHERE cluster_id = %d`} {
+			w.Exec(w.t, fmt.Sprintf(sql, id, older.ID))
+		}
+		due, err := w.Store.Due(w.ctx(), 0)
+		require.NoError(w.t, err)
+		require.Len(w.t, due, 1)
+		work := w.page(term, 10).Work
+		require.Len(w.t, work, 10)
+		require.Equal(w.t, id, work[0].Notice.ID)
+		w.record(term, w.claim(term, work), all(school.Accepted))
+		require.Equal(w.t, school.Counts{Total: size, Waiting: size - 10, Success: 10}, w.progress(id).Counts)
 	}},
 	{"interleaving 6: Due/names a school for each kind of work and of a paused one only what is orphaned", func(w *world) {
 		due := func() []string {
