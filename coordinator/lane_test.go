@@ -56,7 +56,7 @@ func closedFor(t *testing.T, l *lane, now time.Time) time.Duration {
 	return wait
 }
 
-func TestBreakerClosesAfterTwoSilentBatches(t *testing.T) {
+func TestInterleaving17BreakerClosesAfterTwoSilentBatches(t *testing.T) {
 	t.Parallel()
 	l, now := laneOf(t, 0), epoch
 	require.Equal(t, laneSame, sent(t, l, now, sender.Unknown, sender.NotSent))

@@ -117,9 +117,9 @@ func TestWhoeverProbesGivesThePlaceOn(t *testing.T) {
 	}
 }
 
-// TestASenderIsStoppedWhereNobodyIsAnswered: a receiver that answers another
+// TestInterleaving17ASenderIsStoppedWhereNobodyIsAnswered: a receiver that answers another
 // replica is there.
-func TestASenderIsStoppedWhereNobodyIsAnswered(t *testing.T) {
+func TestInterleaving17ASenderIsStoppedWhereNobodyIsAnswered(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(w *world) {
 		reg := prometheus.NewRegistry()
