@@ -30,7 +30,7 @@ func (h *hindrances) look(now time.Time, n api.Notice, s api.School, still time.
 		kind, text = "scheduled", fmt.Sprintf("notice %s is scheduled for %s", n.ID, soon(*n.ScheduledAt, now, h.zone))
 	case s.State == api.Paused:
 		text = fmt.Sprintf("school %s is paused", visible(n.School))
-	case s.State == api.Resting && s.NextEligibleAt != nil:
+	case s.State == api.Resting && s.NextEligibleAt != nil && s.InProgress == 0: // until its last batch has ended the rest is only estimated
 		until = *s.NextEligibleAt
 		text = fmt.Sprintf("school %s rests until %s", visible(n.School), soon(until, now, h.zone))
 	case s.Degraded:

@@ -301,6 +301,8 @@ func TestHindrances(t *testing.T) {
 	later := n
 	later.ScheduledAt = at(26 * time.Hour)
 	resting := func(d time.Duration) api.School { return api.School{State: api.Resting, NextEligibleAt: at(d)} }
+	filling := resting(250 * time.Second)
+	filling.InProgress = 200
 	h := hindrances{zone: zone}
 	for i, step := range []struct {
 		after time.Duration // since the last step
@@ -312,7 +314,8 @@ func TestHindrances(t *testing.T) {
 		{0, 0, later, api.School{State: api.Idle}, "notice 7 is scheduled for 2026-03-05 10:55:00 KST"},
 		{time.Minute, 0, later, api.School{State: api.Idle}, ""},
 		{0, 0, n, api.School{State: api.Sending}, ""},
-		{time.Minute, 0, n, resting(191 * time.Second), "school B rests until 08:58:11 (5000 of 6000 sent)"},
+		{time.Minute, 0, n, filling, ""}, // its last batch is on its way, and the end of the rest not known
+		{0, 0, n, resting(191 * time.Second), "school B rests until 08:58:11 (5000 of 6000 sent)"},
 		{time.Second, time.Second, n, resting(191*time.Second + 300*time.Millisecond), ""}, // a clock a little off, the same rest
 		{2 * time.Second, 0, n, resting(400 * time.Second), ""},                            // too soon for another line
 		{4 * time.Second, 0, n, resting(400 * time.Second), "school B rests until 09:01:40 (5000 of 6000 sent)"},
