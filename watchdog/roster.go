@@ -66,6 +66,8 @@ type Roster struct {
 
 	othersLive int
 	unanswered map[string]int // of them, by sender
+
+	twin time.Time // since of another replica with this one's instance id; Run's own
 }
 
 // NewRoster returns the Roster of self; load is asked before each heartbeat and
@@ -152,6 +154,9 @@ func (r *Roster) Members(ctx context.Context) ([]Member, error) {
 func (r *Roster) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Beat)
 	defer cancel()
+	if err := r.lookForTwin(ctx); err != nil {
+		return err
+	}
 	load := r.load(ctx)
 	r.self.SchoolsHeld, r.self.Rate, r.self.Unable, r.self.Unanswered = load.SchoolsHeld, load.Rate, load.Unable, load.Unanswered
 	now, err := r.registry.Beat(ctx, r.self, r.cfg.TTL)
@@ -184,6 +189,35 @@ func (r *Roster) beat(ctx context.Context) error {
 	r.mu.Lock()
 	r.live, r.others, r.othersLive, r.unanswered = live, others, othersLive, unanswered
 	r.mu.Unlock()
+	return nil
+}
+
+// lookForTwin looks whether somebody else has written this replica's entry since
+// its last heartbeat: another process of the same instance id, alive now. What a
+// predecessor left that has died says nothing, since nobody writes it any more.
+// Locks are safe, their owner is an acquisition; but the list shows one for two.
+func (r *Roster) lookForTwin(ctx context.Context) error {
+	if r.self.Since.IsZero() {
+		return nil
+	}
+	members, err := r.Members(ctx)
+	if err != nil {
+		return err
+	}
+	var twin time.Time
+	for _, m := range members {
+		if m.Instance != r.self.Instance || m.Since.IsZero() || m.Since.Equal(r.self.Since) {
+			continue
+		}
+		if twin = m.Since; !twin.Equal(r.twin) { // one line for each
+			r.log.LogAttrs(ctx, slog.LevelWarn, "another replica runs with the same instance id: give each one its own, or none",
+				slog.String("event", "instance_id_taken"), slog.String("instance", m.Instance),
+				slog.String("other_address", m.Address), slog.Time("other_since", m.Since))
+		}
+	}
+	if !twin.IsZero() {
+		r.twin = twin
+	}
 	return nil
 }
 

@@ -1,8 +1,10 @@
 package watchdog_test
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -151,4 +153,43 @@ func TestRosterSettingsAreChecked(t *testing.T) {
 	require.ErrorContains(t, err, "at least twice the beat")
 	_, err = watchdog.NewRoster(watchdog.RosterConfig{}, watchdog.Member{}, m, held, log)
 	require.ErrorContains(t, err, "instance")
+}
+
+// TestTwoOfOneNameAreSaid: two that live under one instance id are said by both,
+// once; what one that died left is not.
+func TestTwoOfOneNameAreSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := watchdogtest.NewMemory()
+		lines := func(b *bytes.Buffer) int { return strings.Count(b.String(), "instance_id_taken") }
+		run := func(address string) (said *bytes.Buffer, stop func()) {
+			said = &bytes.Buffer{}
+			r, err := watchdog.NewRoster(watchdog.RosterConfig{}, watchdog.Member{Instance: "one", Address: address}, m,
+				func(context.Context) watchdog.Load { return watchdog.Load{} }, slog.New(slog.NewTextHandler(said, nil)))
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- r.Run(ctx) }()
+			return said, func() {
+				cancel()
+				require.NoError(t, <-done)
+			}
+		}
+		_, err := m.Beat(t.Context(), watchdog.Member{Instance: "one", Address: "died:8080"}, 15*time.Second)
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		first, stopFirst := run("10.0.0.1:8080")
+		defer stopFirst()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Zero(t, lines(first), "its predecessor writes nothing any more")
+		second, stopSecond := run("10.0.0.2:8080")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, 1, lines(first), first)
+		require.Equal(t, 1, lines(second), second)
+		require.Contains(t, first.String(), "level=WARN")
+		require.Contains(t, first.String(), "other_address=10.0.0.2:8080")
+		require.Contains(t, second.String(), "other_address=10.0.0.1:8080")
+		stopSecond()
+	})
 }
