@@ -101,7 +101,9 @@ func TestAStoreThatIsAwayForAllRepeatsNothing(t *testing.T) {
 			w.tick(w.start(name, func(_ *coordinator.Config, d *coordinator.Deps) {
 				d.Queue = &cutOff{Queue: w.outbox, from: from, until: until}
 			}), 10*time.Second)
+			w.mu.Lock()
 			w.unable[name] = true // the next heartbeats tell
+			w.mu.Unlock()
 		}
 		w.pass(20 * time.Minute)
 		for i := range schools {
