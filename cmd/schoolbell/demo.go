@@ -49,6 +49,7 @@ this machine only); where that is taken, on a free port, which is said.`,
 	f.DurationVar(&cfg.Rest, "rest", 5*time.Second, "a school's rest after a full cycle")
 	f.DurationVar(&cfg.KillEvery, "kill-every", 0, "kill and restart one replica this often; 0: none")
 	f.DurationVar(&cfg.Duration, "duration", 0, "go on handing in notices for so long; 0: --recipients and no more")
+	f.DurationVar(&cfg.GiveUpAfter, "give-up-after", 0, "end a run that takes longer; 0: ten times what it should take")
 	f.StringVar(&cfg.Listen, "http", ":8080", "`address` of the first replica")
 	f.StringVar(&log, "log", "", "write the replicas' log to this `file`")
 	c.RunE = func(cmd *cobra.Command, _ []string) (err error) {
@@ -67,7 +68,8 @@ this machine only); where that is taken, on a free port, which is said.`,
 		if wrong, ok := errors.AsType[*demo.ConfigError](err); ok {
 			return usagef("%s", wrong.Error())
 		}
-		if err != nil {
+		overdue, late := errors.AsType[*demo.OverdueError](err)
+		if err != nil && !late {
 			return err
 		}
 		if err := p.print(v, func() { p.verdict(v) }); err != nil {
@@ -75,6 +77,9 @@ this machine only); where that is taken, on a free port, which is said.`,
 		}
 		if !v.OK {
 			return fmt.Errorf("a promise was broken: %s", strings.Join(firstOf(v.Violations, 3), "; "))
+		}
+		if late {
+			return overdue
 		}
 		return nil
 	}
@@ -90,8 +95,14 @@ func firstOf(lines []string, n int) []string {
 
 // verdict writes what was promised beside what the receiver saw.
 func (p printer) verdict(v verdict.Verdict) {
+	kills := 0
+	for _, f := range v.Faults {
+		if f.Kind == verdict.Kill {
+			kills++
+		}
+	}
 	fmt.Fprintf(p.out, "%d messages for %d schools through %d replicas in %.1f s, %.0f a second, %s killed\n\n",
-		v.Arrived, v.Schools, v.Replicas, v.Seconds, v.RatePerSecond, strconv.Itoa(len(v.Faults)))
+		v.Arrived, v.Schools, v.Replicas, v.Seconds, v.RatePerSecond, strconv.Itoa(kills))
 	shortest := "no full cycle"
 	if v.Rule.ShortestRestMS != nil {
 		shortest = millis(float64(*v.Rule.ShortestRestMS))
@@ -113,6 +124,12 @@ func (p printer) verdict(v verdict.Verdict) {
 	}
 	if r := v.RecoveryMS; r != nil {
 		rows = append(rows, []string{"taken over after a kill", "", fmt.Sprintf("p50 %s, p99 %s, max %s", millis(r.P50), millis(r.P99), millis(r.Max))})
+	}
+	if s := v.Stalls; s.Count > 0 {
+		rows = append(rows, []string{"this machine stood still", "", fmt.Sprintf("%d times, longest %s, %s in all", s.Count, millis(float64(s.LongestMS)), millis(float64(s.TotalMS)))})
+	}
+	if v.LateByPause > 0 {
+		rows = append(rows, []string{"late because it did", "", strconv.Itoa(v.LateByPause)})
 	}
 	if v.Waiting > 0 {
 		rows = append(rows, []string{"not sent yet", "", strconv.Itoa(v.Waiting)})

@@ -179,6 +179,17 @@ type cuttableSender struct {
 func (s cuttableSender) Send(ctx context.Context, b sender.Batch) []sender.Result {
 	ctx, done := s.line.bind(ctx)
 	defer done()
+	// A dead process writes nothing; here the call may hear of its end later.
+	gate := b.Gate
+	b.Gate = func() error {
+		if s.line.dead() {
+			return ErrKilled
+		}
+		if gate == nil {
+			return nil
+		}
+		return gate()
+	}
 	results := s.Sender.Send(ctx, b)
 	if s.line.dead() {
 		// An answer that came is lost as well: it is known to no one.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"testing"
@@ -15,10 +16,13 @@ import (
 
 // silent is a sender that answers whatever comes, and says whether it was told
 // that the call had ended.
-type silent struct{ ended bool }
+type silent struct {
+	ended bool
+	gate  error
+}
 
 func (s *silent) Send(ctx context.Context, b sender.Batch) []sender.Result {
-	s.ended = ctx.Err() != nil
+	s.ended, s.gate = ctx.Err() != nil, b.Gate()
 	return sender.Fill(b.Messages, sender.Result{Class: sender.Accepted})
 }
 
@@ -41,6 +45,11 @@ func TestInterleaving22ACutLineIsCutAtOnce(t *testing.T) {
 	calls := 0
 	call := func(ctx context.Context) error { calls++; return ctx.Err() }
 	require.NoError(t, line.step(t.Context(), call))
+	line.sender(s).Send(t.Context(), sender.Batch{Messages: []sender.Message{{ID: "1.1"}}})
+	require.NoError(t, s.gate)
+	shut := errors.New("the lease is gone")
+	line.sender(s).Send(t.Context(), sender.Batch{Messages: []sender.Message{{ID: "1.1"}}, Gate: func() error { return shut }})
+	require.ErrorIs(t, s.gate, shut)
 
 	kill()
 	_, err := conn.Write([]byte("x"))
@@ -50,6 +59,7 @@ func TestInterleaving22ACutLineIsCutAtOnce(t *testing.T) {
 	require.NoError(t, conn.Close())
 	results := line.sender(s).Send(t.Context(), sender.Batch{Messages: []sender.Message{{ID: "1.1"}}})
 	require.True(t, s.ended)
+	require.ErrorIs(t, s.gate, ErrKilled)
 	require.Len(t, results, 1)
 	require.Equal(t, sender.Unknown, results[0].Class, "an answer that came is known to nobody")
 	err = line.step(t.Context(), call)

@@ -207,7 +207,9 @@ func (c *cluster) state() (alive, kills int, address string, moved bool) {
 // breakdowns kills the replicas in turn, one each time that every has passed, and
 // starts another in the dead one's place a moment later. A kill waits a little
 // for its replica to have a batch in its hands: a replica that does nothing is
-// no great loss.
+// no great loss. And it waits for as long as the last one took to be overcome,
+// until its successor was there and what it left was taken over: on a machine
+// that is slow enough kills would otherwise go on outpacing the work.
 func (c *cluster) breakdowns(ctx context.Context, every time.Duration, busy func(ctx context.Context, instance string) bool) error {
 	dead := min(every/3, time.Second) // about what a process takes to be there again
 	next := time.Now().Add(every)
@@ -216,11 +218,12 @@ func (c *cluster) breakdowns(ctx context.Context, every time.Duration, busy func
 			return nil
 		}
 		p := c.places[turn%len(c.places)]
-		for latest := next.Add(every / 3); time.Now().Before(latest) && !busy(ctx, c.at(p)); {
+		for end := next.Add(every / 3); time.Now().Before(end) && !busy(ctx, c.at(p)); {
 			if !pause(ctx, 5*time.Millisecond) {
 				return nil
 			}
 		}
+		struck, name := time.Now(), c.at(p)
 		c.strike(p)
 		if !pause(ctx, dead) {
 			return nil
@@ -228,8 +231,20 @@ func (c *cluster) breakdowns(ctx context.Context, every time.Duration, busy func
 		if err := c.refill(ctx, p); err != nil {
 			return err
 		}
-		next = next.Add(every)
+		for busy(ctx, name) {
+			if !pause(ctx, 50*time.Millisecond) {
+				return nil
+			}
+		}
+		next = latest(next.Add(every), time.Now().Add(time.Since(struck)-every))
 	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // at is the name of the replica in a place; empty: none lives there.

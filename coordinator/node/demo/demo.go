@@ -11,6 +11,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,10 @@ type Config struct {
 	Rest       time.Duration // after a full cycle
 	KillEvery  time.Duration // a replica is killed and started anew; 0: none is
 	Duration   time.Duration // notices are handed in for so long; 0: Recipients and no more
+
+	// GiveUpAfter ends a run that takes longer: the machine is too slow for it, or
+	// too busy. 0: ten times what it should take.
+	GiveUpAfter time.Duration
 
 	// Listen is where the first replica's API listens; where it is taken, a free
 	// port of the same host is. A loopback address, since no key is asked for.
@@ -83,6 +88,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("rest %v: give 1ms to 168h", c.Rest)
 	case c.KillEvery != 0 && c.KillEvery < 500*time.Millisecond:
 		return fmt.Errorf("a kill every %v: give 0 or at least 500ms, in which a replica can start", c.KillEvery)
+	case c.GiveUpAfter < 0:
+		return fmt.Errorf("give up after %v: it is negative", c.GiveUpAfter)
 	case c.Duration < 0:
 		return fmt.Errorf("duration %v is negative", c.Duration)
 	}
@@ -101,15 +108,32 @@ type ConfigError struct{ err error }
 
 func (e *ConfigError) Error() string { return "demo: " + e.err.Error() }
 
-// stall is how long nothing may arrive, beyond the rest, before a run is given
+// OverdueError says that a run was ended before its work was, since it took too
+// long. What was kept until then stands in the verdict.
+type OverdueError struct{ After time.Duration }
+
+func (e *OverdueError) Error() string {
+	return fmt.Sprintf("demo: ended after %s, with work left: this machine is too slow or too busy for it", e.After)
+}
+
+var errOverdue = errors.New("the run took too long")
+
+// expected is what a run takes on a machine that has time for it.
+func (c *Config) expected() time.Duration {
+	share := (c.Recipients + c.Schools - 1) / c.Schools
+	return c.Duration + time.Duration((share-1)/c.Limit)*c.Rest + time.Duration(c.Recipients)*time.Millisecond + 5*time.Second
+}
+
+// quiet is how long nothing may arrive, beyond the rest, before a run is given
 // up: retries, leases and takeovers all come around in less.
-const stall = 30 * time.Second
+const quiet = 30 * time.Second
 
 var errStalled = errors.New("nothing arrives any more")
 
 // Run runs the production until all that was handed in is sent, and judges it.
 // When ctx ends sooner, the replicas stop gracefully and what happened so far is
-// judged. An error says that the run itself failed, a promise that was broken
+// judged; so it is when the run takes too long, with an *OverdueError. Any other
+// error says that the run itself failed, a promise that was broken
 // stands in the verdict. A *ConfigError says that nothing was begun.
 func Run(ctx context.Context, cfg Config) (v verdict.Verdict, err error) {
 	if err := cfg.validate(); err != nil {
@@ -139,10 +163,23 @@ func Run(ctx context.Context, cfg Config) (v verdict.Verdict, err error) {
 	}
 	defer func() { err = errors.Join(err, r.eyes.close()) }()
 	r.cluster = newCluster(cfg, stores, r.receiver.endpoint())
-	if err := r.work(ctx); err != nil {
+	if r.meter, err = newMeter(); err != nil {
 		return v, fmt.Errorf("demo: %w", err)
 	}
-	return r.judge(context.WithoutCancel(ctx), ctx.Err() != nil)
+	longest := cmp.Or(cfg.GiveUpAfter, 10*cfg.expected())
+	within, end := context.WithTimeoutCause(ctx, longest, errOverdue)
+	defer end()
+	err = r.work(within)
+	overdue := errors.Is(context.Cause(within), errOverdue)
+	r.stalls = r.meter.close()
+	if err != nil {
+		return v, fmt.Errorf("demo: %w", err)
+	}
+	v, err = r.judge(context.WithoutCancel(ctx), within.Err() != nil)
+	if err == nil && overdue {
+		err = &OverdueError{longest}
+	}
+	return v, err
 }
 
 // run is one run of the production.
@@ -155,6 +192,8 @@ type run struct {
 	client   applications
 	waiting  waiting // what each school still has to send
 	accepted atomic.Int64
+	meter    *meter
+	stalls   []verdict.Fault
 
 	mu     sync.Mutex
 	posted []posted
@@ -197,6 +236,8 @@ func interrupted(ctx context.Context, err error) error {
 	switch {
 	case err == nil, errors.Is(cause, context.Canceled), errors.Is(cause, context.DeadlineExceeded):
 		return nil
+	case errors.Is(cause, errOverdue):
+		return nil // Run says so
 	case cause != nil:
 		return cause
 	case errors.Is(err, errStalled):

@@ -70,11 +70,16 @@ func TestInterleaving22Kills(t *testing.T) {
 	cfg.KillEvery, cfg.Latency.Base = time.Second, 100*time.Millisecond
 	v := judged(t, cfg)
 	require.Empty(t, v.Violations)
-	require.NotEmpty(t, v.Faults)
+	kills := 0
 	for _, f := range v.Faults {
+		if f.Kind == verdict.Stall { // the machine is busy
+			continue
+		}
+		kills++
 		require.Equal(t, verdict.Kill, f.Kind)
 		require.Contains(t, f.Target, "replica-")
 	}
+	require.Positive(t, kills)
 	require.LessOrEqual(t, v.Repeated, v.RepeatBound)
 	require.Equal(t, 480, v.Arrived)
 }
@@ -155,6 +160,19 @@ func TestInterrupted(t *testing.T) {
 	require.Zero(t, v.Accepted)
 }
 
+// TestARunThatTakesTooLongIsEnded says so, and judges what was kept.
+func TestARunThatTakesTooLongIsEnded(t *testing.T) {
+	cfg := small()
+	cfg.Rest, cfg.GiveUpAfter = time.Hour, 3*time.Second
+	v, err := Run(t.Context(), cfg)
+	var overdue *OverdueError
+	require.ErrorAs(t, err, &overdue)
+	require.ErrorContains(t, err, "ended after 3s")
+	require.Empty(t, v.Violations)
+	require.Positive(t, v.Waiting)
+	require.Equal(t, v.Accepted, v.Arrived+v.Waiting)
+}
+
 // TestAVisitor hands in a notice while the demonstration runs: it is sent, and
 // judged with the rest.
 func TestAVisitor(t *testing.T) {
@@ -210,7 +228,7 @@ func TestWhatCannotBeRun(t *testing.T) {
 	for name, spoil := range map[string]func(*Config){
 		"no school": func(c *Config) { c.Schools = 0 }, "fewer recipients than schools": func(c *Config) { c.Recipients = 3 },
 		"no replica": func(c *Config) { c.Replicas = 0 }, "no limit": func(c *Config) { c.Limit = 0 }, "no rest": func(c *Config) { c.Rest = 0 },
-		"kills without end": func(c *Config) { c.KillEvery = time.Millisecond }, "negative duration": func(c *Config) { c.Duration = -1 },
+		"kills without end": func(c *Config) { c.KillEvery = time.Millisecond }, "negative duration": func(c *Config) { c.Duration = -1 }, "given up at once": func(c *Config) { c.GiveUpAfter = -1 },
 		"no address": func(c *Config) { c.Listen = "x" }, "an address for everybody": func(c *Config) { c.Listen = "0.0.0.0:0" },
 	} {
 		cfg := small()

@@ -54,7 +54,7 @@ func (r *run) judge(ctx context.Context, unfinished bool) (v verdict.Verdict, er
 	if err := r.tellOthers(ctx, j, known, unfinished); err != nil {
 		return v, fmt.Errorf("demo: %w", err)
 	}
-	for _, f := range r.cluster.faults {
+	for _, f := range append(r.stalls, r.cluster.faults...) {
 		j.Fault(f)
 	}
 	for _, tell := range []func(context.Context, *sql.DB, *verdict.Judge) error{tellStates, tellCounts, tellBatches} {

@@ -213,7 +213,7 @@ func (r *run) await(ctx context.Context) error {
 		switch {
 		case err == nil && open == 0:
 			return nil
-		case time.Since(since) > r.cfg.Rest+stall:
+		case time.Since(since) > r.cfg.Rest+quiet:
 			return errors.Join(errStalled, err)
 		}
 		if !pause(ctx, watchEvery/2) {

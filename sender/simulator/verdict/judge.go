@@ -94,6 +94,7 @@ const (
 	Pause          = "pause"           // the process is stopped (SIGSTOP) until Until
 	PartitionDB    = "partition-db"    // the process alone has lost its way to the database until Until
 	PartitionRedis = "partition-redis" // the same of Redis
+	Stall          = "stall"           // the machine gave the whole run no time until Until: nobody did this to it
 )
 
 // Fault is something that was done to the run.

@@ -120,6 +120,13 @@ func TestEachDefectIsReported(t *testing.T) {
 			func(r *run) { lastOf(r, "A", 2).Message = "nA.5" },
 			func(v Verdict) bool { return v.Repeated == 1 && v.RepeatBound == 0 }, "message nA.5 was accepted 2 times",
 		},
+		"one repeated, and the machine stood still for a moment": {
+			func(r *run) {
+				lastOf(r, "A", 2).Message = "nA.5"
+				r.faults = []Fault{{At: start, Until: start.Add(490 * time.Millisecond), Kind: Stall}}
+			},
+			func(v Verdict) bool { return v.Repeated == 1 && v.RepeatBound == 0 }, "message nA.5 was accepted 2 times",
+		},
 		"repeats beyond the bound": {
 			func(r *run) {
 				for i := range 3 {
@@ -214,6 +221,27 @@ func TestEachDefectIsReported(t *testing.T) {
 				}
 			},
 			func(v Verdict) bool { return v.LateAfterLease == 200 && v.LateByPause == 0 }, "send_deadline",
+		},
+		"late, and the machine stood still for less than that": {
+			func(r *run) {
+				r.batches[0].ClaimedAt, r.batches[0].SendDeadline = start.Add(-5*time.Second), start.Add(-time.Second)
+				r.faults = []Fault{
+					{At: start.Add(-6 * time.Second), Until: start.Add(-4500 * time.Millisecond), Kind: Stall},
+					{At: start.Add(-2 * time.Second), Until: start.Add(-1501 * time.Millisecond), Kind: Stall},
+				}
+			},
+			func(v Verdict) bool { return v.LateAfterLease == 200 && v.LateByPause == 0 }, "send_deadline",
+		},
+		"taken over before its time was up, and the machine stood still": {
+			func(r *run) {
+				for i := range r.cycle("A", 2) {
+					r.cycle("A", 2)[i].T += int64(3 * time.Second)
+				}
+				r.cycle("A", 2)[0].Fence = 2
+				r.cycle("A", 2)[0].T -= int64(3 * time.Second)
+				r.faults = []Fault{{At: start, Until: start.Add(time.Hour), Kind: Stall}}
+			},
+			func(v Verdict) bool { return v.LateAfterLease > 0 }, "a higher fence had arrived",
 		},
 		"more late than a pause explains": {
 			func(r *run) {
@@ -380,6 +408,20 @@ func TestWhatIsAllowedPasses(t *testing.T) {
 			},
 			func(v Verdict) bool {
 				return v.LateAfterLease == 200 && v.LateByPause == 200 && v.Rule.WorstCount == 500
+			},
+		},
+		"late because the machine stood still for as long": {
+			func(r *run) {
+				r.batches[0].ClaimedAt, r.batches[0].SendDeadline = start.Add(-5*time.Second), start.Add(-time.Second)
+				r.faults = []Fault{
+					{At: start.Add(-6 * time.Second), Until: start.Add(-4500 * time.Millisecond), Kind: Stall},
+					{At: start.Add(-2 * time.Second), Until: start.Add(-1500 * time.Millisecond), Kind: Stall},
+				}
+			},
+			func(v Verdict) bool {
+				return v.LateAfterLease == 200 && v.LateByPause == 200 && v.LateBound == 200 && v.RepeatBound == 200 && // a quarter of its batch's time
+
+					v.Stalls == StallVerdict{Count: 2, LongestMS: 1500, TotalMS: 2000} && len(v.Faults) == 2 && v.RecoveryMS == nil
 			},
 		},
 		"one that came during the rest because its owner was paused on the way": {
@@ -564,7 +606,7 @@ func TestTheJSONIsWhatToolsRead(t *testing.T) {
 		"repeated":0,"repeat_bound":0,"repeated_after_lost_answer":0,"skipped_but_arrived":0,
 		"rule":{"violations":0,"worst_count":0,"limit":500,"shortest_rest_ms":null,"rest_ms":5000,"cycles":0},
 		"late_after_lease":0,"late_by_pause":0,"late_bound":0,"fenced_writes_accepted":0,"counts_wrong":0,"unanswered_arrivals":0,
-		"faults":[],"recovery_ms":null,"resume_lag_ms":null,"seconds":0,"rate_per_second":0,"violations":[]}`, string(b))
+		"stalls":{"count":0,"longest_ms":0,"total_ms":0},"faults":[],"recovery_ms":null,"resume_lag_ms":null,"seconds":0,"rate_per_second":0,"violations":[]}`, string(b))
 }
 
 func TestPercentiles(t *testing.T) {

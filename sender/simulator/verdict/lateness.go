@@ -15,10 +15,12 @@ import (
 // its last look at the clock and before the write sends when it goes on. So an
 // arrival whose owner was paused between claim and arrival is counted and
 // excused, up to the batches that the paused owners had unsettled; the rule
-// leaves it out.
+// leaves it out. The same goes for a machine that gave nobody time, but measured
+// more strictly, since nobody planned it and it happens all the time in a small
+// way: it must have stood still for at least as long as the arrival came late.
 func (j *Judge) judgeLateness(v *Verdict, lines *violations, schools []*school) {
 	for _, s := range schools {
-		var highest int64
+		var highest, since int64 // since when it has been the highest
 		for i := range s.arrivals {
 			a := &s.arrivals[i]
 			b := &j.batches[a.batch]
@@ -30,12 +32,15 @@ func (j *Judge) judgeLateness(v *Verdict, lines *violations, schools []*school) 
 			case !b.SendDeadline.IsZero() && a.t > b.SendDeadline.UnixNano():
 				why = "its send_deadline had passed"
 			}
-			highest = max(highest, a.fence)
+			takenOver := since
+			if a.fence > highest {
+				highest, since = a.fence, a.t
+			}
 			if why == "" {
 				continue
 			}
 			v.LateAfterLease++
-			if a.excused = j.stoppedOnTheWay(a); a.excused {
+			if a.excused = j.stoppedOnTheWay(a) || j.stalledOnTheWay(a, takenOver); a.excused {
 				v.LateByPause++
 				continue
 			}
@@ -98,6 +103,66 @@ func (j *Judge) stoppedOnTheWay(a *arrival) bool {
 	return false
 }
 
+// stalledOnTheWay reports whether the arrival would have come in time, had the
+// machine not stood still between its claim and it. A school that was taken over
+// before the batch's time was up is excused by nothing.
+func (j *Judge) stalledOnTheWay(a *arrival, takenOver int64) bool {
+	b := &j.batches[a.batch]
+	if b.ID == "" || b.SendDeadline.IsZero() {
+		return false
+	}
+	deadline := b.SendDeadline.UnixNano()
+	if a.t <= deadline || a.fence > 0 && takenOver > 0 && takenOver < deadline {
+		return false
+	}
+	return j.stalled(b.ClaimedAt.UnixNano(), a.t) >= time.Duration(a.t-deadline)
+}
+
+// stalled is how long the machine stood still between two moments.
+func (j *Judge) stalled(from, to int64) (all time.Duration) {
+	for i := range j.faults {
+		if f := &j.faults[i]; f.Kind == Stall {
+			all += time.Duration(max(0, min(to, f.Until.UnixNano())-max(from, f.At.UnixNano())))
+		}
+	}
+	return all
+}
+
+// judgeStalls counts what stalls explain, each batch once. A call ends by its
+// deadline although its answer is there but nobody had time to read it: that
+// repeats a batch where the machine stood still for a good part of its time.
+func (j *Judge) judgeStalls(v *Verdict) {
+	for i := range j.faults {
+		if f := &j.faults[i]; f.Kind == Stall {
+			lasted := f.Until.Sub(f.At).Milliseconds()
+			v.Stalls.Count++
+			v.Stalls.TotalMS += lasted
+			v.Stalls.LongestMS = max(v.Stalls.LongestMS, lasted)
+		}
+	}
+	if v.Stalls.Count == 0 {
+		return
+	}
+	for i := range j.batches {
+		b := &j.batches[i]
+		if b.ID == "" {
+			continue
+		}
+		given := b.SendDeadline.Sub(b.ClaimedAt)
+		stood := j.stalled(b.ClaimedAt.UnixNano(), max(b.SendDeadline.UnixNano(), b.SettledAt.UnixNano()))
+		if stood > 0 {
+			v.LateBound += b.Size
+		}
+		if stood >= given/stallShare {
+			v.RepeatBound += b.Size
+		}
+	}
+}
+
+// stallShare is the part of a batch's time, from its claim to its deadline, that
+// makes a stall the likely reason of a call that ended without its answer.
+const stallShare = 4
+
 // judgeFaults lists the faults, sums up what was in the hands of those that
 // something was done to, and measures from each fault to the next send.
 func (j *Judge) judgeFaults(v *Verdict) {
@@ -111,6 +176,10 @@ func (j *Judge) judgeFaults(v *Verdict) {
 		line := FaultLine{AtMS: f.At.Sub(start).Milliseconds(), Kind: f.Kind, Target: f.Target, Detail: f.Detail}
 		if !f.Until.IsZero() {
 			line.UntilMS = f.Until.Sub(start).Milliseconds()
+		}
+		if f.Kind == Stall {
+			v.Faults = append(v.Faults, line)
+			continue
 		}
 		sizes, schools := j.unsettled(f)
 		for _, n := range sizes {
@@ -133,6 +202,7 @@ func (j *Judge) judgeFaults(v *Verdict) {
 	}
 	slices.SortStableFunc(v.Faults, func(a, b FaultLine) int { return cmp.Compare(a.AtMS, b.AtMS) })
 	v.RecoveryMS = percentiles(all)
+	j.judgeStalls(v)
 }
 
 // unsettled are the sizes of the batches in the target's hands at the fault,

@@ -29,6 +29,8 @@
 //   - rule: see rule.go.
 //   - late_after_lease: arrivals after their batch's send_deadline, or after a
 //     higher fence of that school had arrived.
+//   - late_by_pause: those of them that a pause of their owner explains, or the
+//     machine's standing still for as long as they came late.
 //   - fenced_writes_accepted: batches claimed after a higher fence's claim, or
 //     where it is known when fences rose, after a higher fence was given.
 //   - counts_wrong: notices whose counts do not add up with their recipients.
@@ -58,12 +60,14 @@ type Verdict struct {
 	SkippedButArrived  int `json:"skipped_but_arrived"`
 	LateAfterLease     int `json:"late_after_lease"`
 	LateByPause        int `json:"late_by_pause"` // part of LateAfterLease: the owner was stopped between claim and arrival
-	LateBound          int `json:"late_bound"`    // sizes of the batches unsettled at each pause
+	LateBound          int `json:"late_bound"`    // sizes of the batches unsettled at each pause, or open during a stall
 	FencedWritesTaken  int `json:"fenced_writes_accepted"`
 	CountsWrong        int `json:"counts_wrong"`
 	UnansweredArrivals int `json:"unanswered_arrivals"` // still being answered when the log ended
 
 	Rule RuleVerdict `json:"rule"`
+
+	Stalls StallVerdict `json:"stalls"`
 
 	Faults      []FaultLine  `json:"faults"`
 	RecoveryMS  *Percentiles `json:"recovery_ms"`   // from a fault to the next send; null without any
@@ -94,6 +98,13 @@ type RuleVerdict struct {
 	ShortestRestMS *int64 `json:"shortest_rest_ms"` // rounded down, of the rest with the least to spare; null where no cycle was full
 	RestMS         int64  `json:"rest_ms"`
 	Cycles         int    `json:"cycles"` // full cycles after which the school went on: rests that were measured
+}
+
+// StallVerdict sums up when the machine gave the run no time.
+type StallVerdict struct {
+	Count     int   `json:"count"`
+	LongestMS int64 `json:"longest_ms"`
+	TotalMS   int64 `json:"total_ms"`
 }
 
 // FaultLine is a fault as the verdict shows it.
