@@ -251,7 +251,7 @@ func TestManyHoldsOnOneClient(t *testing.T) {
 	defer cancel()
 	var running sync.WaitGroup
 	failed := make(chan error, holds)
-	starting := make(chan struct{}, 50) // all at once may take a busy machine longer than a call may last
+	starting := make(chan struct{}, 16) // all at once may take a busy machine longer than a call may last
 	for i := range holds {
 		running.Go(func() {
 			starting <- struct{}{}

@@ -52,7 +52,8 @@ func TestCluster(t *testing.T) {
 		nodes := map[*local.Redis]bool{}
 		for i := range 30 {
 			name := fmt.Sprint("school-", i)
-			require.NoError(t, k.Hold(t.Context(), name, etc, func(ctx context.Context, l *watchdog.Lease) error {
+			// A call may take a tenth of the etc, a second at most.
+			require.NoError(t, k.Hold(t.Context(), name, 10*time.Second, func(ctx context.Context, l *watchdog.Lease) error {
 				require.NoError(t, l.Bind(ctx, 1))
 				return s.Extend(ctx, name, l.Acquisition(), time.Minute, 1)
 			}))
