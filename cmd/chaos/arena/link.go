@@ -1,6 +1,7 @@
 package arena
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -120,11 +121,11 @@ func (r *Replica) BreakTwice(ctx context.Context, hold time.Duration) error {
 // many is more than there will be.
 const many = 1000
 
-// givesBack matches the scripts that are told what became of attempts: of all of
-// them only these look at the quota and not at the lock.
+// givesBack matches the script that is told what became of attempts: of those that
+// look at the quota and not at the lock, the one with three arguments.
 func givesBack(request []byte) bool {
 	has := func(text string) bool { return local.RequestContains(text)(request) }
-	return has("EVALSHA") && has(":quota") && !has(":lock")
+	return bytes.HasPrefix(request, []byte("*7\r\n")) && has("EVALSHA") && has(":quota") && !has(":lock")
 }
 
 // swallows is how many answers in a row get lost. A script of Redis is tried again
