@@ -316,9 +316,10 @@ func TestHindrances(t *testing.T) {
 		{0, 0, n, api.School{State: api.Sending}, ""},
 		{time.Minute, 0, n, filling, ""}, // its last batch is on its way, and the end of the rest not known
 		{0, 0, n, resting(191 * time.Second), "school B rests until 08:58:11 (5000 of 6000 sent)"},
-		{time.Second, time.Second, n, resting(191*time.Second + 300*time.Millisecond), ""}, // a clock a little off, the same rest
-		{2 * time.Second, 0, n, resting(400 * time.Second), ""},                            // too soon for another line
-		{4 * time.Second, 0, n, resting(400 * time.Second), "school B rests until 09:01:40 (5000 of 6000 sent)"},
+		{10 * time.Second, time.Second, n, resting(191*time.Second + 300*time.Millisecond), ""}, // a clock a little off, the same rest
+		{0, 0, n, resting(400 * time.Second), "school B rests until 09:01:40 (5000 of 6000 sent)"},
+		{2 * time.Second, 0, n, resting(500 * time.Second), ""}, // too soon for another line
+		{4 * time.Second, 0, n, resting(500 * time.Second), "school B rests until 09:03:20 (5000 of 6000 sent)"},
 		{time.Minute, 0, n, api.School{State: api.Paused}, "school B is paused (5000 of 6000 sent)"},
 		{time.Minute, 0, n, api.School{State: api.WaitingForRetry}, "what is left of school B waits for its retry (5000 of 6000 sent)"},
 		{time.Minute, time.Second, n, api.School{State: api.WaitingForSlot}, ""},
