@@ -41,7 +41,7 @@ if now > not_after then
   return {'STALE', now}
 end
 
-local held = redis.call('HMGET', lock, 'acq', 'owner', 'etc_ms')
+local held = redis.call('HMGET', lock, 'acq', 'owner', 'etc_ms', 'lease_ms')
 if held[1] == acq then
   return {'OK_AGAIN', now, redis.call('PTTL', lock)}
 end
@@ -53,11 +53,19 @@ if redis.call('EXISTS', lock) == 1 then
     redis.call('PEXPIRE', lock, lease)
     pttl = lease
   end
+  local most = tonumber(held[4])
+  if most and pttl > most then
+    -- More than its lease is left: this server's clock went back since. A dead
+    -- owner would keep the school for as long as the step was; from now on, the
+    -- lease it asked for is as much as an owner that lives can believe in.
+    redis.call('PEXPIRE', lock, most)
+    pttl = most
+  end
   return {'BUSY', now, pttl, held[2] or '', tonumber(held[3]) or 0}
 end
 
 redis.call('HSET', lock, 'owner', owner, 'acq', acq, 'fence', '0',
   'acquired_at', rfc3339(now), 'expires_at', rfc3339(now + lease),
-  'etc_ms', ARGV[4], 'renewals', '0', 'batch', '')
+  'etc_ms', ARGV[4], 'lease_ms', ARGV[3], 'renewals', '0', 'batch', '')
 redis.call('PEXPIRE', lock, lease)
 return {'OK', now, lease}

@@ -10,10 +10,11 @@
 --
 -- Atomic because owner check and PEXPIRE are one step. It never creates: a lock
 -- that is gone may have been another's in between. It never shortens: a late
--- repeat with an older, smaller lease leaves the longer one. A repeat while the
--- lock is held lengthens its TTL (and expires_at, which is the TTL in words) and
--- nothing else, since renewals keeps the greatest count; after a release or for
--- another's lock it finds nothing to do.
+-- repeat with an older, smaller lease leaves the longer one; only what is beyond
+-- every lease that was asked for goes, since then this server's clock went back.
+-- A repeat while the lock is held lengthens its TTL (and expires_at, which is the
+-- TTL in words) and nothing else, since renewals and lease_ms keep the greatest;
+-- after a release or for another's lock it finds nothing to do.
 -- include time.lua
 
 -- rfc3339 is the moment in UTC, to the millisecond.
@@ -29,7 +30,7 @@ if not acq or acq == '' or not lease or lease < 1 or not renewal then
   return redis.error_reply('ERR extend: acquisition must not be empty, lease must be above 0, renewal a number')
 end
 
-local held = redis.call('HMGET', lock, 'acq', 'owner', 'renewals')
+local held = redis.call('HMGET', lock, 'acq', 'owner', 'renewals', 'lease_ms')
 if held[1] ~= acq then
   return {'LOST', now, held[2] or ''}
 end
@@ -37,9 +38,19 @@ if renewal > (tonumber(held[3]) or 0) then
   redis.call('HSET', lock, 'renewals', ARGV[3])
 end
 local pttl = redis.call('PTTL', lock)
+local most = tonumber(held[4])
+if most and lease > most then
+  redis.call('HSET', lock, 'lease_ms', ARGV[2])
+end
+local set = nil
 if pttl < lease then
-  redis.call('PEXPIRE', lock, lease)
-  redis.call('HSET', lock, 'expires_at', rfc3339(now + lease))
-  pttl = lease
+  set = lease
+elseif most and pttl > math.max(lease, most) then
+  set = math.max(lease, most)
+end
+if set then
+  redis.call('PEXPIRE', lock, set)
+  redis.call('HSET', lock, 'expires_at', rfc3339(now + set))
+  pttl = set
 end
 return {'OK', now, pttl}

@@ -4,7 +4,8 @@
 --
 -- Returns  {"KNOWN" or "UNKNOWN", now_ms, attempted, limit, cycle, wait_ms, pttl_ms, owner, fence, orphaned}
 --          UNKNOWN: there is no quota, and its numbers are 0
---          pttl_ms: what is left of the lease; 0 if nobody holds the lock
+--          pttl_ms: what is left of the lease; 0 if nobody holds the lock, or if more
+--          is left than its lease: the clock went back, and acquire puts it right
 --          owner and fence are text, empty and "0" if nobody holds it
 --          orphaned: 1 if a reservation is open whose deadline has passed
 --
@@ -12,8 +13,9 @@
 -- it may run on a replica and a repeat is no matter.
 -- include time.lua
 
-local held = redis.call('HMGET', KEYS[1], 'owner', 'fence')
+local held = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'lease_ms')
 local pttl = math.max(0, redis.call('PTTL', KEYS[1]))
+if pttl > (tonumber(held[3]) or pttl) then pttl = 0 end
 local q = redis.call('HMGET', KEYS[2], 'inc', 'attempted', 'limit', 'cycle', 'nextEligibleMs', 'open')
 local answer = {'UNKNOWN', now, 0, 0, 0, 0, pttl, held[1] or '', held[2] or '0', 0}
 if q[1] and tonumber(q[2]) and tonumber(q[3]) and tonumber(q[4]) and tonumber(q[5]) then

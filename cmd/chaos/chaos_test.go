@@ -36,7 +36,7 @@ func TestAShortRunKeepsEveryPromise(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	stdout, stderr, err := chaos(ctx, "--replicas", "2", "--schools", "4", "--recipients", "4000", "--limit", "400", "--rest", "1s",
-		"--for", "12s", "--faults", "kill,redis-flush,partition-db", "--seed", "1", "--output", "json")
+		"--unavailable", "0", "--for", "12s", "--faults", "kill,redis-flush,partition-db", "--seed", "1", "--output", "json")
 	require.NoError(t, err, "%s\n%s", stderr, stdout)
 
 	dec := json.NewDecoder(strings.NewReader(stdout))

@@ -55,7 +55,7 @@ func TestLockIsReadableWithRedisCLI(t *testing.T) {
 		delete(fields, "acquired_at")
 		delete(fields, "expires_at")
 		require.Equal(t, map[string]string{
-			"owner": "host-7f3a", "acq": l.Acquisition(), "fence": "1187", "etc_ms": "3000", "renewals": "1", "batch": "",
+			"owner": "host-7f3a", "acq": l.Acquisition(), "fence": "1187", "etc_ms": "3000", "lease_ms": "4500", "renewals": "1", "batch": "",
 		}, fields)
 		return nil
 	}))

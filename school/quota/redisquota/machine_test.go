@@ -59,6 +59,7 @@ type lockState struct {
 	fence              int64
 	renewals           int64
 	etc                int64
+	lease              int64 // the longest that was asked for, ms
 	batch, acquiredAt  string
 	until              time.Time // by the server's clock, which is this machine's
 }
@@ -411,7 +412,7 @@ func (m *machine) compare() error {
 	want := map[string]string{}
 	if k := &m.lock; k.held {
 		want = map[string]string{"owner": k.owner, "acq": k.acquisition, "fence": fmt.Sprint(k.fence), "renewals": fmt.Sprint(k.renewals),
-			"etc_ms": fmt.Sprint(k.etc), "batch": k.batch, "acquired_at": k.acquiredAt}
+			"etc_ms": fmt.Sprint(k.etc), "lease_ms": fmt.Sprint(k.lease), "batch": k.batch, "acquired_at": k.acquiredAt}
 	}
 	got := m.look()
 	if !maps.Equal(want, got.lock) {
@@ -439,7 +440,7 @@ func (m *machine) expect(q *request) string {
 			return line("BUSY", m.now, left(), k.owner, fmt.Sprintf("%dh", k.etc/time.Hour.Milliseconds()))
 		}
 		m.locked++
-		*k = lockState{held: true, owner: q.owner, acquisition: q.acquisition, etc: q.etc, until: time.Now().Add(time.Duration(q.lease) * time.Millisecond),
+		*k = lockState{held: true, owner: q.owner, acquisition: q.acquisition, etc: q.etc, lease: q.lease, until: time.Now().Add(time.Duration(q.lease) * time.Millisecond),
 			acquiredAt: time.UnixMilli(m.now).UTC().Format("2006-01-02T15:04:05.000Z")}
 		return line("OK", m.now, left())
 	case "bind":
@@ -452,7 +453,7 @@ func (m *machine) expect(q *request) string {
 		if !mine {
 			return line("LOST", m.now, k.owner)
 		}
-		k.renewals = max(k.renewals, q.renewal)
+		k.renewals, k.lease = max(k.renewals, q.renewal), max(k.lease, q.lease)
 		if until := time.Now().Add(time.Duration(q.lease) * time.Millisecond); until.After(k.until) {
 			k.until = until
 		}
