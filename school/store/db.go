@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -115,6 +116,7 @@ type DB struct {
 	dispatch *pgxpool.Pool
 	reads    *pgxpool.Pool
 	readSQL  *sql.DB
+	links    *links
 	readModels
 }
 
@@ -127,7 +129,7 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	if err != nil {
 		return nil, err
 	}
-	db := &DB{cfg: cfg, log: cfg.Log}
+	db := &DB{cfg: cfg, log: cfg.Log, links: &links{conns: map[net.Conn]struct{}{}}}
 	defer func() {
 		if err != nil {
 			db.Close()
@@ -135,13 +137,13 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	}()
 	dispatch := cfg.MaxConns / 2
 	ingest := (cfg.MaxConns - dispatch + 1) / 2
-	if db.ingest, err = newPool(ctx, cfg, "ingest", ingest, cfg.IngestTimeout, map[string]string{
+	if db.ingest, err = newPool(ctx, cfg, db.links, "ingest", ingest, cfg.IngestTimeout, map[string]string{
 		// The client streams into COPY without pause or not at all.
 		"idle_in_transaction_session_timeout": "60s",
 	}); err != nil {
 		return nil, err
 	}
-	if db.dispatch, err = newPool(ctx, cfg, "dispatch", dispatch, cfg.DispatchTimeout, map[string]string{
+	if db.dispatch, err = newPool(ctx, cfg, db.links, "dispatch", dispatch, cfg.DispatchTimeout, map[string]string{
 		// Every statement here finds its rows by key. With a table without
 		// statistics, or a plan made while it was tiny, the planner may think
 		// otherwise, and a scan of a million finished rows would stop a school.
@@ -156,7 +158,7 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	if db.reads, err = newPool(ctx, cfg, "reads", cfg.MaxConns-dispatch-ingest, cfg.ReadTimeout, map[string]string{
+	if db.reads, err = newPool(ctx, cfg, db.links, "reads", cfg.MaxConns-dispatch-ingest, cfg.ReadTimeout, map[string]string{
 		"jit":                                 "off",
 		"idle_in_transaction_session_timeout": "5s",
 	}); err != nil {
@@ -195,19 +197,24 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	return db, nil
 }
 
-// Close ends all connections, after the calls that use them have returned.
+// Close ends all connections, after the calls that use them have returned. Where
+// the database does not answer it takes two seconds.
 func (db *DB) Close() {
 	if db.metrics != nil {
 		db.metrics.unregister()
 	}
-	if db.readSQL != nil {
-		db.readSQL.Close()
-	}
-	for _, p := range []*pgxpool.Pool{db.ingest, db.dispatch, db.reads} {
-		if p != nil {
-			p.Close()
+	db.links.closeWith(func() {
+		if db.readSQL != nil {
+			db.readSQL.Close()
 		}
-	}
+		var pools sync.WaitGroup
+		for _, p := range []*pgxpool.Pool{db.ingest, db.dispatch, db.reads} {
+			if p != nil {
+				pools.Go(p.Close)
+			}
+		}
+		pools.Wait()
+	}, closePatience)
 }
 
 // Ping asks the database for an answer on the connections that dispatch.
@@ -252,13 +259,14 @@ func connConfig(cfg *pgx.ConnConfig, name string) {
 	p["tcp_user_timeout"] = fmt.Sprint(unackedTimeout.Milliseconds())
 }
 
-func newPool(ctx context.Context, config Config, name string, conns int, timeout time.Duration, params map[string]string) (*pgxpool.Pool, error) {
+func newPool(ctx context.Context, config Config, links *links, name string, conns int, timeout time.Duration, params map[string]string) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(config.URL)
 	if err != nil {
 		// The driver's error hides the password.
 		return nil, fmt.Errorf("store: database URL: %w", err)
 	}
 	connConfig(cfg.ConnConfig, name)
+	cfg.ConnConfig.DialFunc = links.dialer(cfg.ConnConfig.DialFunc)
 	for k, v := range params {
 		cfg.ConnConfig.RuntimeParams[k] = v
 	}

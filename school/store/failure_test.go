@@ -284,3 +284,29 @@ func TestConfigIsChecked(t *testing.T) {
 		require.NotContains(t, err.Error(), "secret")
 	}
 }
+
+// TestCloseDoesNotWaitForADatabaseThatIsAway: a call that was given up leaves the
+// driver asking on another connection for its cancellation, for 15 s where nobody
+// answers; a replica that stops has less.
+func TestCloseDoesNotWaitForADatabaseThatIsAway(t *testing.T) {
+	t.Parallel()
+	behind, proxy := through(t, migrated(t))
+	db, err := store.Open(t.Context(), store.Config{URL: behind})
+	require.NoError(t, err)
+	require.NoError(t, db.Ping(t.Context()))
+	require.NoError(t, proxy.BlackHole())
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, db.Ping(ctx), school.ErrUnavailable)
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		db.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(10 * time.Second):
+		t.Error("still closing after 10 s")
+		<-closed
+	}
+}
