@@ -172,29 +172,45 @@ func TakenOver(ctx context.Context, cfg Config) (Result, error) {
 	}
 	var victim []string // the schools of the killed one
 	var killed time.Time
+	// holding waits until the first replica holds so many schools and the others
+	// at least so many.
+	holding := func(ctx context.Context, first, others int) error {
+		for late := time.Now().Add(perhaps); ; {
+			owners, err := r.arena.Owners(ctx, names)
+			if err != nil {
+				return err
+			}
+			all := len(owners)
+			maps.DeleteFunc(owners, func(_, owner string) bool { return owner != r.arena.Replicas()[0].Name })
+			victim = slices.Sorted(maps.Keys(owners))
+			if len(victim) == first && all-first >= others {
+				return nil
+			}
+			if time.Now().After(late) || ctx.Err() != nil {
+				return errors.Join(fmt.Errorf("the first replica was to hold %d schools and the others %d: it holds %d and they %d", first, others, len(victim), all-len(victim)), context.Cause(ctx))
+			}
+			sleep(ctx, 10*time.Millisecond)
+		}
+	}
 	story := func(ctx context.Context) error {
+		for _, name := range names {
+			if _, err := r.arena.Post(ctx, name, each); err != nil {
+				return err
+			}
+		}
+		// Alone it fills its slots; beside others it would get the schools that
+		// prefer it, which are a third.
+		if err := holding(ctx, held, 0); err != nil {
+			return err
+		}
 		for range 2 {
 			// With slots for all: nobody waits for a slot that death took.
 			if _, err := r.arena.StartReplica(ctx, map[string]string{"SCHOOLBELL_DISPATCH_SLOTS": fmt.Sprint(schools)}); err != nil {
 				return err
 			}
 		}
-		for _, name := range names {
-			if _, err := r.arena.Post(ctx, name, each); err != nil {
-				return err
-			}
-		}
-		late := time.Now().Add(perhaps)
-		for len(victim) < held {
-			if time.Now().After(late) || ctx.Err() != nil {
-				return errors.Join(fmt.Errorf("the first replica never held %d schools, at most %d", held, len(victim)), context.Cause(ctx))
-			}
-			owners, err := r.arena.Owners(ctx, names)
-			if err != nil {
-				return err
-			}
-			maps.DeleteFunc(owners, func(_, owner string) bool { return owner != r.arena.Replicas()[0].Name })
-			victim = slices.Sorted(maps.Keys(owners))
+		if err := holding(ctx, held, schools-held); err != nil {
+			return err
 		}
 		killed = time.Now()
 		r.say("%s is killed, which holds %d of %d schools", r.arena.Replicas()[0].Name, len(victim), schools)
