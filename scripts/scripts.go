@@ -55,10 +55,7 @@ func load(name string) Script {
 // the clock's.
 func include(src string) string {
 	for _, name := range []string{"quota.lua", "time.lua"} {
-		line := "-- include " + name + "\n"
-		if strings.Contains(src, line) {
-			src = strings.Replace(src, line, read("shared/"+name), 1)
-		}
+		src = strings.Replace(src, "-- include "+name+"\n", read("shared/"+name), 1)
 	}
 	return src
 }

@@ -76,8 +76,9 @@ func TestGuardCompletesResults(t *testing.T) {
 func TestGuardTurnsAPanicIntoUnknown(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]func(b Batch){
-		"value":   func(b Batch) { panic("cannot send to " + b.Messages[0].Token + " " + b.Messages[0].Content.Title) },
-		"error":   func(b Batch) { panic(errors.New(b.Messages[0].Token)) },
+		"value": func(b Batch) { panic("cannot send to " + b.Messages[0].Token + " " + b.Messages[0].Content.Title) },
+		"error": func(b Batch) { panic(errors.New(b.Messages[0].Token)) },
+		//lint:ignore SA5000 the panic is what is tested
 		"runtime": func(b Batch) { var m map[string]int; m[b.Messages[0].Token] = 1 },
 		"index":   func(b Batch) { _ = b.Messages[len(b.Messages)] },
 		"type":    func(b Batch) { var x any = b.Messages[0].Token; _ = x.(int) },

@@ -24,11 +24,11 @@ func connect(t *testing.T, url string) redis.UniversalClient {
 }
 
 // start is what a replica's start makes of the Redis at url, and what it logs.
-func startCheck(t *testing.T, url string) (error, []string) {
+func startCheck(t *testing.T, url string) ([]string, error) {
 	t.Helper()
 	var log events
 	err := (&redisCheck{client: connect(t, url), every: redisCheckEvery}).start(t.Context(), log.logger())
-	return err, log.names(t)
+	return log.names(t), err
 }
 
 // TestARedisThatEvictsIsRefused: every policy but one throws locks and counts
@@ -42,13 +42,13 @@ func TestARedisThatEvictsIsRefused(t *testing.T) {
 	}
 	for _, policy := range []string{"allkeys-lru", "volatile-lru", "allkeys-random", "volatile-ttl"} {
 		set(policy)
-		err, _ := startCheck(t, server.URL())
+		_, err := startCheck(t, server.URL())
 		for _, part := range []string{"redis.url", server.Addr(), policy, "CONFIG SET maxmemory-policy noeviction"} {
 			require.ErrorContains(t, err, part)
 		}
 	}
 	set("noeviction")
-	err, logged := startCheck(t, server.URL())
+	logged, err := startCheck(t, server.URL())
 	require.NoError(t, err)
 	require.Empty(t, logged)
 }
@@ -69,11 +69,11 @@ func TestARedisThatSaysLittleIsAskedOtherwise(t *testing.T) {
 		_, err := server.Do(ctx, "CONFIG SET maxmemory-policy "+policy)
 		require.NoError(t, err)
 		for _, user := range []string{"noconfig", "noinfo"} {
-			err, logged := startCheck(t, as(user))
+			logged, err := startCheck(t, as(user))
 			require.Equal(t, policy == "noeviction", err == nil, "%s, %s: %v", policy, user, err)
 			require.Empty(t, logged)
 		}
-		err, logged := startCheck(t, as("mute"))
+		logged, err := startCheck(t, as("mute"))
 		require.NoError(t, err)
 		require.Equal(t, []string{"redis_unchecked"}, logged, "it starts, and says what it does not know")
 	}
@@ -83,7 +83,7 @@ func TestARedisThatIsAwayAtTheStartIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	server := localtest.Redis(t)
 	server.Kill()
-	err, logged := startCheck(t, server.URL())
+	logged, err := startCheck(t, server.URL())
 	require.NoError(t, err)
 	require.Empty(t, logged, "whoever dials says that nobody answers")
 }
@@ -96,20 +96,20 @@ func TestEveryNodeOfAClusterIsLookedAt(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	url := "redis+cluster://" + c.Addrs()[0]
-	err, logged := startCheck(t, url)
+	logged, err := startCheck(t, url)
 	require.NoError(t, err)
 	require.Empty(t, logged)
 	for _, node := range c.Nodes {
 		_, err := node.Do(ctx, "CONFIG SET maxmemory-policy allkeys-lfu")
 		require.NoError(t, err)
-		err, _ = startCheck(t, url)
+		_, err = startCheck(t, url)
 		require.ErrorContains(t, err, node.Addr()+" has maxmemory-policy allkeys-lfu")
 		_, err = node.Do(ctx, "CONFIG SET maxmemory-policy noeviction")
 		require.NoError(t, err)
 	}
-	err, _ = startCheck(t, c.Nodes[1].URL())
+	_, err = startCheck(t, c.Nodes[1].URL())
 	require.ErrorContains(t, err, "write redis+cluster://")
-	err, _ = startCheck(t, "redis+cluster://"+localtest.Redis(t).Addr())
+	_, err = startCheck(t, "redis+cluster://"+localtest.Redis(t).Addr())
 	require.ErrorContains(t, err, "not part of a Redis Cluster")
 }
 
@@ -125,7 +125,7 @@ func TestTheMasterBehindSentinelIsLookedAt(t *testing.T) {
 	_, err = s.Replica.Do(ctx, "CONFIG SET maxmemory-policy volatile-lru")
 	require.NoError(t, err)
 	url := "redis+sentinel://" + s.Addrs()[0] + "?master_name=" + local.MasterName
-	err, _ = startCheck(t, url)
+	_, err = startCheck(t, url)
 	require.NoError(t, err)
 	check := &redisCheck{client: connect(t, url)} // looks each time
 	require.NoError(t, check.health(ctx))
@@ -135,7 +135,7 @@ func TestTheMasterBehindSentinelIsLookedAt(t *testing.T) {
 		unfit, ok := err.(*unfitRedis)
 		return ok && unfit.State() == "may evict keys"
 	})
-	err, _ = startCheck(t, url)
+	_, err = startCheck(t, url)
 	require.ErrorContains(t, err, "volatile-lru")
 }
 

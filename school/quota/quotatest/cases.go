@@ -200,7 +200,7 @@ func (r *run) term() {
 	r.begin()
 	for {
 		r.arrive()
-		skip, n := r.page()
+		_, n := r.page()
 		if n == 0 {
 			return
 		}
@@ -211,7 +211,7 @@ func (r *run) term() {
 			r.now += g.Wait.Milliseconds()
 			return
 		}
-		skip, n = r.take(min(g.Size, n))
+		skip, n := r.take(min(g.Size, n))
 		r.skipped += skip
 		took, how := r.c.CallMS, ""
 		for _, e := range r.c.Ends {

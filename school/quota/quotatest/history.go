@@ -54,12 +54,11 @@ type story struct {
 	fence  int64
 	serial int
 
-	saved      any
-	orphans    []school.Settlement
-	drained    int64 // until then a call of a dead owner may be running
-	settled    []school.Settlement
-	asked      []school.Reservation
-	sinceReset int
+	saved   any
+	orphans []school.Settlement
+	drained int64 // until then a call of a dead owner may be running
+	settled []school.Settlement
+	asked   []school.Reservation
 }
 
 // Happen drives s through a random history. An error is a breach that shows

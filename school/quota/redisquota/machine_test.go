@@ -44,7 +44,6 @@ type machine struct {
 	serial  int
 	saved   map[string]string // the quota of some time ago
 	savedAs quota.State
-	savedIn int
 	losses  int // times that the quota was lost or went back
 	locked  int // times that the lock was taken
 

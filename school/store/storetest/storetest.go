@@ -337,9 +337,3 @@ func (w *world) faults() (faults []string) {
 	}
 	return faults
 }
-
-// eventually waits for something that another goroutine does.
-func (w *world) eventually(what string, done func() bool) {
-	w.t.Helper()
-	require.Eventually(w.t, done, 10*time.Second, 2*time.Millisecond, what)
-}
