@@ -34,7 +34,7 @@ acceptance: test-deps
 	go test -count=1 -v -run TestFCMWithAKilledOwner ./cmd/chaos/arena -args -full
 
 ## chaos: what Redis may do, on a Cluster, behind Sentinel and alone, and a process
-## killed at every point of a turn, about five minutes; then all faults, one run a seed, about six minutes each
+## killed at every point of a turn, about five minutes; then all faults, one run a seed, about four minutes each
 chaos: test-deps
 	go test -count=1 -run 'WhileSchoolsSend|WhileTheirSchoolsSend|RedisClockAlone|PostgresRestarts|KilledAtEveryPoint' ./cmd/chaos/arena -args -full
 	go build -o bin/chaos ./cmd/chaos
