@@ -12,10 +12,13 @@ import (
 )
 
 const (
-	// settleTime is how long a fresh connection carries one request only. Until
-	// the receiver has said how many streams it takes, net/http assumes 100;
-	// more requests than it does take would wait for each other for good. The
-	// word comes with the handshake's answer.
+	// assumedStreams is how many streams net/http takes a receiver to allow until
+	// that has said so itself.
+	assumedStreams = 100
+
+	// settleTime is how long a fresh connection whose receiver has not said how
+	// many streams it takes carries one request only. The word comes with the
+	// handshake's answer, unless the machine or the way is slow.
 	settleTime = 100 * time.Millisecond
 
 	// dialPause is how long a failed dial speaks for the next ones.
@@ -67,11 +70,20 @@ type link struct {
 	silent bool
 }
 
+// settles reports whether the receiver has said how many streams it takes: it
+// answered, or its word differs from what is assumed without it.
+func (l *link) settles() bool {
+	return l.settled || l.conn.Available()+l.conn.InFlight() != assumedStreams
+}
+
 type waiter struct{ got chan grant } // capacity 1
+
+// grant is room for one request on a connection, or why there is none.
 type grant struct {
-	link   *link
-	before int64
-	err    error
+	link     *link
+	reserved bool  // with net/http, too
+	before   int64 // answers that the connection had given
+	err      error
 }
 
 func newPool(dial func(context.Context) (*http.ClientConn, error), m *metrics) *pool {
@@ -84,13 +96,14 @@ func newPool(dial func(context.Context) (*http.ClientConn, error), m *metrics) *
 // RoundTrip implements http.RoundTripper. It waits for room as long as the
 // request's context lets it.
 func (p *pool) RoundTrip(req *http.Request) (*http.Response, error) {
-	l, before, err := p.take(req.Context())
-	if err != nil {
+	g := p.take(req.Context())
+	if g.err != nil {
 		_ = req.Body.Close()
-		return nil, err
+		return nil, g.err
 	}
+	l := g.link
 	resp, err := l.conn.RoundTrip(req)
-	p.ended(l, err == nil, req.Context().Err() != nil && err != nil, before)
+	p.ended(l, err == nil, req.Context().Err() != nil && err != nil, g.before)
 	if err != nil {
 		p.leave(l)
 		return nil, err
@@ -110,23 +123,22 @@ func (b *leavingBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// take reserves room for one request on a connection, which has given so many
-// answers before.
-func (p *pool) take(ctx context.Context) (l *link, before int64, err error) {
+// take waits for room for one request.
+func (p *pool) take(ctx context.Context) grant {
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
-		return nil, 0, errPoolClosed
+		return grant{err: errPoolClosed}
 	}
 	if len(p.queue) == 0 {
-		if l := p.reserve(); l != nil {
+		if g, ok := p.room(); ok {
 			defer p.mu.Unlock()
-			return l, l.answers, nil
+			return g
 		}
 	}
 	if len(p.links) == 0 && p.failed != nil && time.Now().Before(p.until) {
 		defer p.mu.Unlock()
-		return nil, 0, p.failed
+		return grant{err: p.failed}
 	}
 	w := &waiter{got: make(chan grant, 1)}
 	p.queue = append(p.queue, w)
@@ -136,7 +148,7 @@ func (p *pool) take(ctx context.Context) (l *link, before int64, err error) {
 
 	select {
 	case g := <-w.got:
-		return g.link, g.before, g.err
+		return g
 	case <-ctx.Done():
 	}
 	p.mu.Lock()
@@ -144,29 +156,45 @@ func (p *pool) take(ctx context.Context) (l *link, before int64, err error) {
 	if i := slices.Index(p.queue, w); i >= 0 {
 		p.queue = slices.Delete(p.queue, i, i+1)
 		p.waiters.Store(int32(len(p.queue)))
-		return nil, 0, context.Cause(ctx)
+		return grant{err: context.Cause(ctx)}
 	}
 	if g := <-w.got; g.link != nil { // served at the same moment
-		g.link.conn.Release()
+		if g.reserved {
+			g.link.conn.Release()
+		}
 		g.link.inUse--
 		defer p.wake()
 	}
-	return nil, 0, context.Cause(ctx)
+	return grant{err: context.Cause(ctx)}
 }
 
-// reserve finds a connection with room. The caller holds mu.
-func (p *pool) reserve() *link {
+// room finds a connection that takes one more request. The caller holds mu.
+//
+// A reservation is made only where net/http knows how many the receiver takes.
+// Where it assumes more than that, those who reserved would wait for each other
+// for good: the one whose turn it is for the others' places, they for the turn.
+// Without a reservation they go one after another as the receiver lets them.
+func (p *pool) room() (grant, bool) {
 	for _, l := range p.links {
-		if l.silent || !l.settled && l.used && time.Since(l.born) < settleTime {
+		if l.silent {
 			continue
 		}
-		if l.conn.Reserve() == nil {
-			l.used = true
-			l.inUse++
-			return l
+		reserved := true
+		switch {
+		case !l.used || l.settles():
+			if l.conn.Reserve() != nil {
+				continue
+			}
+		case time.Since(l.born) < settleTime, l.inUse >= assumedStreams, l.conn.Err() != nil:
+			continue
+		default:
+			reserved = false
 		}
+		l.used = true
+		l.inUse++
+		return grant{link: l, reserved: reserved, before: l.answers}, true
 	}
-	return nil
+	return grant{}, false
 }
 
 // ended notes how a request on the connection ended: with an answer, or because
@@ -235,11 +263,11 @@ func (p *pool) serve(ctx context.Context) (waiting bool) {
 	p.links = slices.DeleteFunc(p.links, func(l *link) bool { return l.conn.Err() != nil })
 	p.metrics.connections.Set(float64(len(p.links)))
 	for len(p.queue) > 0 {
-		l := p.reserve()
-		if l == nil {
+		g, ok := p.room()
+		if !ok {
 			break
 		}
-		p.queue[0].got <- grant{link: l, before: l.answers}
+		p.queue[0].got <- g
 		p.queue = p.queue[1:]
 	}
 	p.waiters.Store(int32(len(p.queue)))
@@ -247,7 +275,7 @@ func (p *pool) serve(ctx context.Context) (waiting bool) {
 		return false
 	}
 	now := time.Now()
-	settling := slices.ContainsFunc(p.links, func(l *link) bool { return !l.settled && now.Sub(l.born) < settleTime })
+	settling := slices.ContainsFunc(p.links, func(l *link) bool { return !l.settles() && now.Sub(l.born) < settleTime })
 	if !p.dialing && !settling && !now.Before(p.until) {
 		p.dialing = true
 		p.running.Go(func() { p.connect(ctx) })

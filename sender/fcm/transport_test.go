@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -65,6 +66,12 @@ func (s stream) goAway(last uint32) {
 // frames serves connections with handle, which runs in the reading goroutine.
 func frames(t *testing.T, settings []http2.Setting, handle func(stream)) (cfg Config, requests *atomic.Int64) {
 	t.Helper()
+	return framesAfter(t, func(fr *http2.Framer) error { return fr.WriteSettings(settings...) }, handle)
+}
+
+// framesAfter is frames with a greeting of the receiver's own.
+func framesAfter(t *testing.T, greet func(*http2.Framer) error, handle func(stream)) (cfg Config, requests *atomic.Int64) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	requests = new(atomic.Int64)
@@ -80,7 +87,7 @@ func frames(t *testing.T, settings []http2.Setting, handle func(stream)) (cfg Co
 			open.Go(func() {
 				defer after()
 				defer conn.Close()
-				serveFrames(&framed{t: t, conn: conn, n: n, mu: new(sync.Mutex), fr: http2.NewFramer(conn, conn), requests: requests}, settings, handle)
+				serveFrames(&framed{t: t, conn: conn, n: n, mu: new(sync.Mutex), fr: http2.NewFramer(conn, conn), requests: requests}, greet, handle)
 			})
 		}
 	})
@@ -88,12 +95,12 @@ func frames(t *testing.T, settings []http2.Setting, handle func(stream)) (cfg Co
 	return Config{Name: "test", Project: "p", Endpoint: "http://" + l.Addr().String(), PriorKnowledge: true}, requests
 }
 
-func serveFrames(f *framed, settings []http2.Setting, handle func(stream)) {
+func serveFrames(f *framed, greet func(*http2.Framer) error, handle func(stream)) {
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(f.conn, preface); err != nil {
 		return
 	}
-	f.write(func(fr *http2.Framer) error { return fr.WriteSettings(settings...) })
+	f.write(greet)
 	for {
 		frame, err := f.fr.ReadFrame()
 		if err != nil {
@@ -107,6 +114,11 @@ func serveFrames(f *framed, settings []http2.Setting, handle func(stream)) {
 		case *http2.PingFrame:
 			if !frame.IsAck() {
 				f.write(func(fr *http2.Framer) error { return fr.WritePing(true, frame.Data) })
+			}
+		case *http2.HeadersFrame:
+			if frame.StreamEnded() {
+				f.requests.Add(1)
+				handle(stream{frame.StreamID, f})
 			}
 		case *http2.DataFrame:
 			if frame.StreamEnded() {
@@ -216,6 +228,63 @@ func TestFewStreams(t *testing.T) {
 		require.Equal(t, sender.Fill(b.Messages, sender.Result{Class: sender.Accepted}), f.Send(t.Context(), b), "limit %d", limit)
 		require.EqualValues(t, 60, requests.Load())
 	}
+}
+
+// A receiver that says how many streams it takes only after several requests
+// got room on what is assumed without its word: none waits for another for good.
+func TestStreamsSaidLate(t *testing.T) {
+	t.Parallel()
+	first := make(chan stream, 1)
+	cfg, requests := framesAfter(t, func(*http2.Framer) error { return nil }, func(s stream) {
+		if s.id == 1 {
+			first <- s
+			return
+		}
+		s.accept()
+	})
+	f := open(t, cfg, nil)
+	p := f.wire.(*pool)
+	do := func(g grant) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, cfg.Endpoint, http.NoBody)
+		require.NoError(t, err)
+		resp, err := g.link.conn.RoundTrip(req)
+		if assert.NoError(t, err) {
+			p.ended(g.link, true, false, g.before)
+			assert.NoError(t, resp.Body.Close())
+		}
+		p.leave(g.link)
+	}
+
+	var running sync.WaitGroup
+	grants := []grant{p.take(t.Context())}
+	running.Go(func() { do(grants[0]) })
+	s := <-first
+	for range 3 { // once settleTime has passed
+		grants = append(grants, p.take(t.Context()))
+	}
+	conn := grants[0].link.conn
+	for _, g := range grants {
+		require.NoError(t, g.err)
+		require.Same(t, conn, g.link.conn)
+	}
+	s.write(func(fr *http2.Framer) error {
+		return fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1})
+	})
+	require.Eventually(t, func() bool { return grants[0].link.settles() }, 10*time.Second, time.Millisecond)
+	s.accept()
+	for _, g := range grants[1:] {
+		running.Go(func() { do(g) })
+	}
+	ended := make(chan struct{})
+	go func() { running.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(30 * time.Second):
+		_ = conn.Close() // or they wait for good
+		<-ended
+		t.Fatal("requests wait for each other")
+	}
+	require.EqualValues(t, 4, requests.Load())
 }
 
 // A connection that is dead without a word, as a forgetful firewall leaves it,
