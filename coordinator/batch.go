@@ -371,10 +371,16 @@ func (t *turn) observe(p permit, results []sender.Result) {
 	t.c.lookAt(t.lane.name, waiters)
 	// Who found the school held waits for the end of its lease, unless told.
 	t.tell = t.tell || t.lane.doubted(now)
+	t.emitMisfits(results)
 	switch change {
 	case laneStopped:
+		state := t.lane.state(now)
+		t.c.emit(func(e Events) {
+			e.SenderStopped(SenderStopped{Sender: t.lane.name, School: t.school, Code: state.Code, ProbeIn: state.ResumeIn})
+		})
 		t.c.log.Error("the receiver does not let this sender in: it stops and probes by itself", "event", "sender_stopped", "sender", t.lane.name, "school", t.school)
 	case laneResumed:
+		t.c.emit(func(e Events) { e.SenderResumed(SenderResumed{Sender: t.lane.name}) })
 		t.c.log.Info("the receiver lets this sender in again", "event", "sender_resumed", "sender", t.lane.name)
 	case laneSilent:
 		state := t.lane.state(now)

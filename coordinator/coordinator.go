@@ -134,7 +134,8 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Deps are the parts that a Coordinator joins. All but Registerer are required.
+// Deps are the parts that a Coordinator joins. All but Events and Registerer are
+// required.
 type Deps struct {
 	Queue      Queue
 	Budget     Budget
@@ -142,6 +143,7 @@ type Deps struct {
 	Members    Members
 	Peers      Peers
 	Lanes      []Lane
+	Events     Events
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 }
@@ -156,6 +158,7 @@ type Coordinator struct {
 	peers   Peers
 	lanes   map[string]*lane
 	etc     *learnedETC
+	events  Events
 	log     *slog.Logger
 	metrics *metrics
 
@@ -183,6 +186,7 @@ func New(cfg Config, d Deps) (*Coordinator, error) {
 		cfg: cfg, queue: d.Queue, budget: d.Budget, holder: d.Holder, members: d.Members, peers: d.Peers,
 		lanes:   map[string]*lane{},
 		etc:     newLearnedETC(cfg.ETC, cfg.ETCLeast, cfg.ETCMost),
+		events:  d.Events,
 		log:     d.Log.With("component", "coordinator"),
 		metrics: newMetrics(d.Registerer),
 		hints:   make(chan string, wakeBuffer),

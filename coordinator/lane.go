@@ -175,7 +175,7 @@ func (l *lane) observe(schoolID string, p permit, results []sender.Result, now t
 		if !was || p.probe {
 			l.close(now, probeFirst, probeMost, retryAfter)
 		}
-		l.stopped, l.silent = true, 0
+		l.stopped, l.silent, l.code = true, 0, code
 		if !was {
 			c = laneStopped
 		}
@@ -229,7 +229,7 @@ const (
 )
 
 // hear takes one answer among many for an answer, and a refusal for what counts.
-// Where there is none, code is the first reason.
+// Where there is none, code is the first reason; of a refusal its own.
 func hear(results []sender.Result) (h heard, retryAfter time.Duration, code string) {
 	for i := range results {
 		r := &results[i]
@@ -237,11 +237,14 @@ func hear(results []sender.Result) (h heard, retryAfter time.Duration, code stri
 		switch {
 		case r.Class == sender.Misconfigured:
 			of, retryAfter = refusal, max(retryAfter, r.RetryAfter)
+			if h != refusal {
+				code = r.Code
+			}
 		case r.Class == sender.NotSent && r.Code == sender.CodeGateClosed:
 			continue // that is about the lease
 		case r.Class == sender.NotSent, r.Class == sender.Unknown:
 			of = silence
-			if code == "" {
+			if code == "" && h != refusal {
 				code = r.Code
 			}
 		}
@@ -263,7 +266,7 @@ type LaneState struct {
 	Name     string
 	Stopped  bool          // the receiver does not let this sender in
 	Broken   bool          // closed by the breaker, and no answer since
-	Code     string        // where Broken: the result's code of what was tried last, such as CONNECT_FAILED
+	Code     string        // where Stopped or Broken: a result's code, such as UNAUTHENTICATED or CONNECT_FAILED
 	ResumeIn time.Duration // until the next try, where Stopped or Broken; 0: with the next message
 	InFlight int           // messages; 0 where the lane has no room of its own
 	Rate     float64       // messages handed over a second, lately, by this replica
@@ -273,7 +276,8 @@ func (l *lane) state(now time.Time) LaneState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := LaneState{Name: l.name, Stopped: l.stopped, Rate: l.sent.perSecond(now), ResumeIn: max(0, l.closed.Sub(now))}
-	if s.Broken = !l.stopped && l.broken(); s.Broken {
+	s.Broken = !l.stopped && l.broken()
+	if s.Stopped || s.Broken {
 		s.Code = l.code
 	}
 	if l.room != nil {
