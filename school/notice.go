@@ -41,6 +41,10 @@ type Notice struct {
 	ExpiresAt   time.Time // zero: never
 	TraceParent string    // W3C trace context of the request that made it; empty without one
 
+	// Topic, where it is not empty, stands in place of recipients: the devices of
+	// the school that have it and are not retired when the notice is accepted.
+	Topic string
+
 	// In a page, by the database's clock when the page was read. Durations, since
 	// no clock but that one is to be compared with its times.
 	DueFor    time.Duration // for how long it has been due

@@ -34,6 +34,8 @@ const (
 
 var idPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
+var topicPattern = regexp.MustCompile(`^[A-Za-z0-9._~%-]{1,255}$`)
+
 // ValidID reports whether s can name a school or a sender: letters, digits,
 // dot, underscore and dash, 1 to 64 of them. Braces are out since the id
 // becomes a Redis hash tag.

@@ -41,7 +41,7 @@ const (
 )
 
 // ValidateNotice checks all of n but its recipients: school, title, body, data,
-// image, link, priority, delivery, times and idempotency key, and that title,
+// image, link, priority, delivery, topic, times and idempotency key, and that title,
 // body and data fit the receiver's 4,096 bytes. With a zero now, the one check
 // that needs a clock is left out; see [ValidateExpiry].
 //
@@ -63,6 +63,11 @@ func ValidateNotice(n *Notice, now time.Time) error {
 	case AtLeastOnce, AtMostOnce:
 	default:
 		return &FieldError{Field: "delivery", Message: "must be at_least_once or at_most_once"}
+	}
+	if n.Topic != "" {
+		if err := ValidateTopic("topic", n.Topic); err != nil {
+			return err
+		}
 	}
 	if !n.ExpiresAt.IsZero() && !n.ScheduledAt.IsZero() && !n.ExpiresAt.After(n.ScheduledAt) {
 		return &FieldError{Field: "expires_at", Message: "must be after scheduled_at"}
@@ -104,6 +109,15 @@ func ValidateSchoolID(field, id string) error {
 	}
 	if !ValidID(id) {
 		return &FieldError{Field: field, Message: "must be 1 to 64 of the characters A-Z a-z 0-9 . _ -"}
+	}
+	return nil
+}
+
+// ValidateTopic checks the name of a topic that the caller gave as field: what
+// FCM takes for one, so that a school's own topics can keep their names.
+func ValidateTopic(field, topic string) error {
+	if !topicPattern.MatchString(topic) {
+		return &FieldError{Field: field, Message: "must be 1 to 255 of the characters A-Z a-z 0-9 . _ ~ % -"}
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ type NoticeRequest struct {
 	Image       string            `json:"image,omitempty"` // absolute http(s) address
 	Link        string            `json:"link,omitempty"`  // absolute http(s) address, opened by a tap
 	Recipients  []Recipient       `json:"recipients,omitempty"`
+	Topic       string            `json:"topic,omitempty"`    // in place of Recipients: the school's devices that have it
 	Priority    string            `json:"priority,omitempty"` // normal
 	ScheduledAt *time.Time        `json:"scheduled_at,omitempty"`
 	ExpiresAt   *time.Time        `json:"expires_at,omitempty"`
@@ -80,6 +81,7 @@ type Notice struct {
 	Data        map[string]string `json:"data,omitempty"` // absent in lists
 	Image       string            `json:"image,omitempty"`
 	Link        string            `json:"link,omitempty"`
+	Topic       string            `json:"topic,omitempty"` // whose devices it is for; empty: they were listed
 	Priority    string            `json:"priority"`
 	Delivery    string            `json:"delivery"`
 	CreatedAt   time.Time         `json:"created_at"`

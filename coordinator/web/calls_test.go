@@ -46,6 +46,27 @@ func TestIdempotency(t *testing.T) {
 	w.requireNothingLeft()
 }
 
+func TestNoticeToATopic(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.store.topics = map[string]int{"board-3": 4}
+	const toBoard = `{"school":"A","title":"t","topic":"board-3"}`
+	accepted := requireAnswer[api.Accepted](t, w.post(toBoard, "Idempotency-Key", "k"), http.StatusAccepted)
+	require.Equal(t, api.Accepted{ID: "1", School: "A", Status: "PENDING", Total: 4}, accepted)
+	shown := requireAnswer[api.Notice](t, w.get("/v1/notices/1"), http.StatusOK)
+	require.Equal(t, []any{"board-3", 4}, []any{shown.Topic, shown.Total})
+	require.Equal(t, []string{"A"}, w.waker.woken)
+
+	w.store.topics["board-3"] = 5
+	require.Equal(t, accepted, requireAnswer[api.Accepted](t, w.post(toBoard, "Idempotency-Key", "k"), http.StatusAccepted), "the first answer")
+
+	const toNobody = `{"school":"A","title":"t","topic":"empty"}`
+	for range 2 {
+		require.Equal(t, api.Accepted{ID: "2", School: "A", Status: "COMPLETED"},
+			requireAnswer[api.Accepted](t, w.post(toNobody, "Idempotency-Key", "e"), http.StatusAccepted), "nobody to wait for")
+	}
+}
+
 func TestIdempotencyKeyIsChecked(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)

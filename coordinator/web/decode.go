@@ -19,7 +19,7 @@ type shape struct {
 // together.
 var (
 	noticeShape = shape{"a notice", []string{"school", "title", "body", "data", "image", "link", "recipients",
-		"priority", "scheduled_at", "expires_at", "delivery", "topic", "fallback"}, 2}
+		"priority", "scheduled_at", "expires_at", "delivery", "topic", "fallback"}, 1}
 	recipientShape = shape{"a recipient", []string{"token", "ref", "enabled", "badge", "data"}, 0}
 	schoolShape    = shape{"a school", []string{"name", "sender", "limit", "rest_seconds"}, 0}
 )
@@ -41,7 +41,7 @@ const (
 const notAvailable = "is not available in this version"
 
 // decodeNotice reads the notice in data and, unless it is the first line of a
-// stream, its recipients, and checks all of it but what depends on the clock.
+// stream or goes to a topic, its recipients, and checks all of it but what depends on the clock.
 func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipient, error) {
 	var (
 		n          = &school.Notice{Priority: school.Normal, Delivery: school.AtLeastOnce}
@@ -69,7 +69,7 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 		case "link":
 			err = r.set(p, &n.Content.Link)
 		case "topic":
-			_, topic, err = r.text(p)
+			n.Topic, topic, err = r.text(p)
 		case "recipients":
 			if stream {
 				return p.invalid("follow in the lines after the first, one each")
@@ -103,11 +103,11 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 	switch {
 	case topic && (listed || stream):
 		return nil, nil, invalid("topic", "cannot go with recipients; give one of the two")
-	case topic:
-		return nil, nil, invalid("topic", notAvailable)
-	case !listed && !stream:
-		return nil, nil, invalid("recipients", "is required")
-	case len(recipients) == 0 && !stream:
+	case topic && n.Topic == "": // the domain takes it for none
+		return nil, nil, school.ValidateTopic("topic", "")
+	case !topic && !listed && !stream:
+		return nil, nil, invalid("recipients", "is required; or name a topic")
+	case !topic && len(recipients) == 0 && !stream:
 		return nil, nil, invalid("recipients", "must name at least one device")
 	}
 	if n.Priority != school.Normal { // before the domain, which would recommend what this version refuses

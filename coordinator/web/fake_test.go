@@ -36,9 +36,10 @@ type fakeStore struct {
 	lastID   int64
 	notices  map[int64]*stored
 	schools  map[string]*school.Backlog
-	accepts  int   // calls of Accept
-	taken    int   // recipients taken from the sequence, also of what was rolled back
-	err      error // answers everything
+	topics   map[string]int // devices that have it
+	accepts  int            // calls of Accept
+	taken    int            // recipients taken from the sequence, also of what was rolled back
+	err      error          // answers everything
 	pingErr  error
 	onAccept func(ctx context.Context) error // before anything
 }
@@ -84,6 +85,9 @@ func (f *fakeStore) Accept(ctx context.Context, n *school.Notice, total int, rec
 		return school.Receipt{}, fmt.Errorf("accept: %w", err)
 	}
 	s := &stored{notice: *n}
+	if n.Topic != "" {
+		total, recipients = f.topics[n.Topic], f.devicesOf(n.Topic)
+	}
 	for r, err := range recipients {
 		if err != nil {
 			return school.Receipt{}, fmt.Errorf("accept: %w", err)
@@ -105,6 +109,16 @@ func (f *fakeStore) Accept(ctx context.Context, n *school.Notice, total int, rec
 		f.schools[n.School] = &school.Backlog{School: school.School{ID: n.School, CreatedAt: testNow}}
 	}
 	return s.receipt, nil
+}
+
+func (f *fakeStore) devicesOf(topic string) iter.Seq2[school.NewRecipient, error] {
+	return func(yield func(school.NewRecipient, error) bool) {
+		for i := range f.topics[topic] {
+			if !yield(school.NewRecipient{Token: fmt.Sprint(topic, i)}, nil) {
+				return
+			}
+		}
+	}
 }
 
 func (f *fakeStore) Notice(_ context.Context, id int64) (school.Progress, error) {

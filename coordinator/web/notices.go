@@ -30,9 +30,14 @@ func (s *Server) acceptNotice(ctx context.Context, sub *submission) (answer, err
 		s.metrics.accepted.Inc()
 	}
 	// A repeat gets the first answer to the letter, however far the notice has
-	// come since; where it stands is for GET to say.
+	// come since; where it stands is for GET to say. A notice to a topic that no
+	// device has is no error of its school: it has ended.
+	status := school.NoticePending
+	if rc.Total == 0 {
+		status = school.NoticeCompleted
+	}
 	return answer{status: http.StatusAccepted, header: h,
-		body: api.Accepted{ID: id, School: rc.School, Status: string(school.NoticePending), Total: rc.Total}}, nil
+		body: api.Accepted{ID: id, School: rc.School, Status: string(status), Total: rc.Total}}, nil
 }
 
 func (s *Server) getNotice(ctx context.Context, id int64) (answer, error) {
@@ -120,7 +125,7 @@ func noticeOf(p *school.Progress) api.Notice {
 			RetrySuccess: c.RetrySuccess, RetryFail: c.RetryFail, RetryPending: c.RetryPending, PermanentFail: c.PermanentFail,
 			Skipped: api.Skipped(c.Skipped),
 		},
-		Title: n.Content.Title, Image: n.Content.Image, Link: n.Content.Link,
+		Title: n.Content.Title, Image: n.Content.Image, Link: n.Content.Link, Topic: n.Topic,
 		Priority: string(n.Priority), Delivery: string(n.Delivery),
 		CreatedAt: p.CreatedAt.UTC(), ScheduledAt: moment(n.ScheduledAt), ExpiresAt: moment(n.ExpiresAt),
 		FirstSendAt: moment(p.FirstSendAt), LastSendAt: moment(p.LastSendAt), EndedAt: moment(p.EndedAt),

@@ -122,11 +122,11 @@ func jsonFields(t reflect.Type) (all, always []string) {
 }
 
 // TestDecodersKnowTheWireTypes holds what the server takes to what the client
-// can say; topic and fallback are known only to be refused in words.
+// can say; fallback is known only to be refused in words.
 func TestDecodersKnowTheWireTypes(t *testing.T) {
 	t.Parallel()
 	notice, _ := jsonFields(reflect.TypeFor[api.NoticeRequest]())
-	require.ElementsMatch(t, append(notice, "topic", "fallback"), noticeShape.fields)
+	require.ElementsMatch(t, append(notice, "fallback"), noticeShape.fields)
 	recipient, _ := jsonFields(reflect.TypeFor[api.Recipient]())
 	require.ElementsMatch(t, recipient, recipientShape.fields)
 	change, _ := jsonFields(reflect.TypeFor[api.SchoolChange]())

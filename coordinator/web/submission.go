@@ -88,6 +88,9 @@ func (s *Server) readNotice(sub *submission, w http.ResponseWriter, r *http.Requ
 	}
 	n.RequestHash = h.Sum(nil)
 	sub.total, sub.accept = len(recipients), s.cfg.AcceptTimeout
+	if n.Topic != "" {
+		sub.accept = s.cfg.UploadAccept // it may have as many devices as an upload has lines
+	}
 	sub.recipients = func(yield func(school.NewRecipient, error) bool) {
 		for i := range recipients {
 			if !yield(recipients[i], nil) {

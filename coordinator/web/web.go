@@ -33,7 +33,9 @@ import (
 type Notices interface {
 	// Accept stores n and its total recipients in one transaction, creates an
 	// unknown school, and gives the notice its id. The sequence can be ranged
-	// over more than once and yields the same each time.
+	// over more than once and yields the same each time. Where n has a Topic, its
+	// recipients are that topic's devices, in the same transaction, and nothing is
+	// taken from the sequence; a topic without any is a total of 0.
 	//
 	// The idempotency key comes first: a known key with the same RequestHash
 	// answers as the first time, with Replay set, and takes nothing from the

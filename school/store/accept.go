@@ -34,13 +34,18 @@ const idAttempts = 8
 // stays bounded for any number of recipients that the product allows: beyond a
 // few thousand they pass through, leaving 16 bytes each behind.
 //
+// A notice with a Topic takes nothing of the recipients: they are the devices of
+// the topic that are not retired, as they stand in the same transaction. One that
+// nobody is to get is stored as COMPLETED with a total of 0.
+//
 // A key that came before answers as it did then and takes nothing of the
 // recipients. An error of the iterator stores nothing and is returned as it is.
 // Besides:
 // school.ErrIdempotencyMismatch where the key came before with another request;
 // school.ErrConflict, at once, while the key's first request is in progress;
-// *school.FieldError without any recipient or with too many, and of expires_at
-// where that has passed by the database's clock;
+// *school.FieldError without any recipient or with too many, of topic where that
+// has too many devices, and of expires_at where that has passed by the database's
+// clock;
 // school.ErrUnavailable where the database could not be reached and nothing was
 // stored; school.ErrCommitUnknown where the connection broke before the answer
 // and the notice could not be found afterwards.
@@ -54,22 +59,15 @@ func (db *DB) Accept(ctx context.Context, n *school.Notice, total int, recipient
 	if err := db.current(ctx, n); err != nil {
 		return school.Receipt{}, err
 	}
-	next, stop := iter.Pull2(recipients)
-	defer stop()
-	seen := newSeen(total)
-	head, err := seen.head(next, total)
-	if err != nil {
-		return school.Receipt{}, err
-	}
 	args, err := noticeArgs(n)
 	if err != nil {
 		return school.Receipt{}, err
 	}
 	var receipt school.Receipt
-	if len(head) < inOneStatement {
-		receipt, err = db.acceptWhole(ctx, n, args, head, seen)
+	if n.Topic != "" {
+		receipt, err = db.acceptCall(ctx, n, acceptTopicSQL, args, n.Topic)
 	} else {
-		receipt, err = db.acceptStream(ctx, n, args, head, seen, next)
+		receipt, err = db.acceptListed(ctx, n, args, total, recipients)
 	}
 	if errors.Is(err, school.ErrCommitUnknown) {
 		if found, ok := db.stored(ctx, n); ok {
@@ -77,6 +75,21 @@ func (db *DB) Accept(ctx context.Context, n *school.Notice, total int, recipient
 		}
 	}
 	return receipt, err
+}
+
+// acceptListed stores a notice whose recipients are listed.
+func (db *DB) acceptListed(ctx context.Context, n *school.Notice, args []any, total int, recipients iter.Seq2[school.NewRecipient, error]) (school.Receipt, error) {
+	next, stop := iter.Pull2(recipients)
+	defer stop()
+	seen := newSeen(total)
+	head, err := seen.head(next, total)
+	if err != nil {
+		return school.Receipt{}, err
+	}
+	if len(head) < inOneStatement {
+		return db.acceptWhole(ctx, n, args, head, seen)
+	}
+	return db.acceptStream(ctx, n, args, head, seen, next)
 }
 
 func checkSchoolID(id string) error {
@@ -139,17 +152,21 @@ func (db *DB) acceptWhole(ctx context.Context, n *school.Notice, args []any, row
 		badges = sparse(badges, r.badge, i, len(rows))
 		data = sparse(data, r.data, i, len(rows))
 	}
+	return db.acceptCall(ctx, n, acceptSQL, args, len(rows), seen.duplicates, tokens, refs, enabled, badges, data, duplicate)
+}
+
+// acceptCall stores a notice by one call of a function, under an id of its own.
+func (db *DB) acceptCall(ctx context.Context, n *school.Notice, sql string, args []any, more ...any) (school.Receipt, error) {
 	for range idAttempts {
 		id, err := newID(db.cfg.Now())
 		if err != nil {
 			return school.Receipt{}, err
 		}
-		call := append([]any{id}, args...)
-		call = append(call, len(rows), seen.duplicates, tokens, refs, enabled, badges, data, duplicate)
+		call := append(append([]any{id}, args...), more...)
 		var o opened
 		err = change(ctx, db.ingest, "accept notice", func(c *pgx.Conn) error {
 			n.ID = id
-			return c.QueryRow(ctx, acceptSQL, call...).Scan(&o.outcome, &o.id, &o.status, &o.total)
+			return c.QueryRow(ctx, sql, call...).Scan(&o.outcome, &o.id, &o.status, &o.total)
 		})
 		if err != nil {
 			return school.Receipt{}, acceptError(err)
@@ -256,13 +273,21 @@ func (db *DB) stored(ctx context.Context, n *school.Notice) (school.Receipt, boo
 	return r, err == nil
 }
 
-// acceptError names the one unique key that a notice can violate: another
-// program stored the same idempotency key without the lock that Accept takes.
+// acceptError names the one unique key that a notice can violate (another
+// program stored the same idempotency key without the lock that Accept takes),
+// and the field of a topic that is too large.
 func acceptError(err error) error {
-	if isUniqueViolation(err) {
+	switch {
+	case isUniqueViolation(err):
 		return fmt.Errorf("accept notice: idempotency key: %w", school.ErrConflict)
+	case errors.Is(err, errTopicTooLarge):
+		return topicTooLarge()
 	}
 	return err
+}
+
+func topicTooLarge() error {
+	return &school.FieldError{Field: "topic", Message: fmt.Sprintf("has more than %d devices", school.MaxRecipients), Size: true}
 }
 
 const openNoticeSQL = `SELECT outcome, id, status, total FROM schoolbell_open_notice($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`
@@ -270,7 +295,9 @@ const openNoticeSQL = `SELECT outcome, id, status, total FROM schoolbell_open_no
 const acceptSQL = `SELECT outcome, id, status, total FROM schoolbell_accept($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,
 	$17, $18, $19, $20, $21, $22)`
 
-// noticeArgs are the arguments that both functions share, after the id.
+const acceptTopicSQL = `SELECT outcome, id, status, total FROM schoolbell_accept_topic($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
+
+// noticeArgs are the arguments that these functions share, after the id.
 func noticeArgs(n *school.Notice) ([]any, error) {
 	data, err := jsonText(n.Content.Data)
 	if err != nil {

@@ -17,7 +17,11 @@ import (
 // too many, too few, or of other recipients. Nothing was written.
 var ErrMismatch = errors.New("results do not match the batch")
 
-// Codes that the functions in the database raise, in 00004_turn.sql.
+// errTopicTooLarge says that a topic has more devices than a notice may have
+// recipients.
+var errTopicTooLarge = errors.New("topic has too many devices")
+
+// Codes that the functions in the database raise; 00004_turn.sql lists most of them.
 var raised = map[string]error{
 	"SB001": school.ErrFenced,
 	"SB002": school.ErrPaused,
@@ -27,6 +31,7 @@ var raised = map[string]error{
 	"SB006": ErrMismatch,
 	"SB007": school.ErrConflict,
 	"SB008": school.ErrRuleChanged,
+	"SB009": errTopicTooLarge,
 }
 
 // transient are definite refusals that say nothing about the caller: a lock or

@@ -50,6 +50,7 @@ type noticeModel struct {
 	Data        map[string]string `gorm:"serializer:json"`
 	Image       string
 	Link        string
+	Topic       *string
 
 	TotalCount             int
 	WaitingCount           int
@@ -79,7 +80,7 @@ func (m *noticeModel) progress() (school.Progress, error) {
 			ID: m.ID, School: m.SchoolID,
 			Content:  school.Content{Title: m.Title, Body: m.Body, Data: m.Data, Image: m.Image, Link: m.Link},
 			Priority: priority, Delivery: school.Delivery(m.Delivery),
-			ScheduledAt: m.ScheduledAt.Time, ExpiresAt: m.ExpiresAt.Time, TraceParent: m.TraceParent,
+			ScheduledAt: m.ScheduledAt.Time, ExpiresAt: m.ExpiresAt.Time, TraceParent: m.TraceParent, Topic: orEmpty(m.Topic),
 		},
 		Status: school.Status(m.JobStatus),
 		Counts: school.Counts{

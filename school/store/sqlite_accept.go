@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -78,14 +79,17 @@ func (db *SQLite) Accept(ctx context.Context, n *school.Notice, total int, recip
 	if err := db.current(ctx, n); err != nil {
 		return school.Receipt{}, err
 	}
+	args, err := noticeArgs(n)
+	if err != nil {
+		return school.Receipt{}, err
+	}
+	if n.Topic != "" {
+		return db.acceptTopic(ctx, n, args)
+	}
 	next, stop := iter.Pull2(recipients)
 	defer stop()
 	seen := newSeen(total)
 	head, err := seen.head(next, total)
-	if err != nil {
-		return school.Receipt{}, err
-	}
-	args, err := noticeArgs(n)
 	if err != nil {
 		return school.Receipt{}, err
 	}
@@ -138,6 +142,55 @@ func (db *SQLite) acceptWhole(ctx context.Context, n *school.Notice, args []any,
 		return tx.touchSchool(n.School)
 	})
 	return r, err
+}
+
+// acceptTopic stores a notice whose recipients are a topic's devices.
+func (db *SQLite) acceptTopic(ctx context.Context, n *school.Notice, args []any) (r school.Receipt, err error) {
+	err = db.change(ctx, "accept notice", func(tx *sqliteTx) error {
+		if r, err = tx.openNotice(n, args, 0, 0); err != nil {
+			return err
+		}
+		if r.Total, err = tx.fillTopic(n); err != nil {
+			return err
+		}
+		if r.Total == 0 {
+			r.Status = school.NoticeCompleted
+		}
+		return tx.touchSchool(n.School)
+	})
+	return r, err
+}
+
+// fillTopic makes the devices of the notice's topic its recipients, in the order
+// of their keys, as schoolbell_fill_topic does, and returns how many they are.
+func (tx *sqliteTx) fillTopic(n *school.Notice) (total int, err error) {
+	after := []byte{0} // below the key of any device
+	for {
+		wrote, err := tx.exec(`INSERT INTO push_cluster_tokens (cluster_id, seq, school_id, token, ref)
+			SELECT ?1, ?4 + row_number() OVER (ORDER BY m.token_sha), ?2, m.token, nullif(m.ref, '') FROM (
+				SELECT t.token_sha, d.token, d.ref FROM device_topics AS t CROSS JOIN devices AS d ON d.school_id = t.school_id AND d.token_sha = t.token_sha
+				WHERE t.school_id = ?2 AND t.topic = ?3 AND t.token_sha > ?5 AND d.retired_at IS NULL
+				ORDER BY t.token_sha LIMIT ?6) AS m`, n.ID, n.School, n.Topic, total, after, moveRows)
+		if err != nil {
+			return 0, err
+		}
+		if total += wrote; total > school.MaxRecipients {
+			return 0, topicTooLarge()
+		}
+		if wrote < moveRows {
+			break
+		}
+		var last string
+		if _, err := tx.one(`SELECT token FROM push_cluster_tokens WHERE cluster_id = ?1 AND seq = ?2`, []any{n.ID, total}, &last); err != nil {
+			return 0, err
+		}
+		sum := sha256.Sum256([]byte(last))
+		after = sum[:]
+	}
+	_, err = tx.exec(`UPDATE push_clusters SET topic = ?2, total_count = ?3,
+			job_status = CASE WHEN ?3 = 0 THEN 'COMPLETED' ELSE job_status END, ended_at = CASE WHEN ?3 = 0 THEN ?4 END
+		WHERE id = ?1`, n.ID, n.Topic, total, tx.now)
+	return total, err
 }
 
 // acceptStream gathers the recipients as they come and then stores all.
