@@ -25,7 +25,8 @@ import (
 type lane struct {
 	name   string
 	sender sender.Sender
-	room   *sender.Room // nil: no bound of its own
+	room   *sender.Room            // nil: no bound of its own
+	only   func(token string) bool // nil: every device
 
 	mu       sync.Mutex
 	silent   int             // batches in a row without an answer
@@ -56,6 +57,10 @@ type Lane struct {
 	Name   string
 	Sender sender.Sender
 	Room   *sender.Room // nil: bounded by slots and batch only
+
+	// Only says which devices the sender is limited to; nil: it is not. All
+	// others are skipped when the page is read, so they cost no attempt (R44).
+	Only func(token string) bool
 }
 
 func newLane(l Lane) (*lane, error) {
@@ -63,7 +68,7 @@ func newLane(l Lane) (*lane, error) {
 		return nil, fmt.Errorf("lane %q: needs a name and a sender", l.Name)
 	}
 	return &lane{
-		name: l.Name, sender: l.Sender, room: l.Room,
+		name: l.Name, sender: l.Sender, room: l.Room, only: l.Only,
 		behind: map[string]bool{}, tickets: map[string]func(){}, awaiting: map[string]bool{},
 	}, nil
 }

@@ -51,6 +51,7 @@ type noticeRow struct {
 
 type recipientRow struct {
 	school.Standing
+	token    string // empty: secretToken
 	disabled bool
 	due      time.Time // behind the frontier: when to try again; zero: never
 	batch    string    // open batch that covers it
@@ -390,7 +391,7 @@ func (o *outbox) Page(ctx context.Context, t school.Term, limit int) (school.Pag
 			return
 		}
 		r := n.recipients[seq-1]
-		w := school.Work{Notice: n.notice, Seq: seq, Kind: kind, Token: secretToken, Standing: r.Standing, Uncertain: r.State == school.RetryPending && r.reason == school.OutcomeUnknown}
+		w := school.Work{Notice: n.notice, Seq: seq, Kind: kind, Token: cmp.Or(r.token, secretToken), Standing: r.Standing, Uncertain: r.State == school.RetryPending && r.reason == school.OutcomeUnknown}
 		if r.disabled {
 			w.Skip = school.Disabled
 		}
@@ -514,6 +515,9 @@ func (o *outbox) move(work []school.Work, batch string) []covered {
 		}
 		if w.Skip != "" {
 			r.State, r.reason, r.due = school.Skipped, w.Skip, time.Time{}
+			if r.Attempts > 0 {
+				r.State = school.PermanentFail
+			}
 			continue
 		}
 		r.batch = batch

@@ -268,3 +268,57 @@ func TestWhatCannotBeJoinedIsRefused(t *testing.T) {
 		}
 	})
 }
+
+// Who is not on the list costs nothing: no permit, no reservation, no claim.
+func TestOnlyListedDevicesAreSentTo(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		only := func(token string) bool { return token == secretToken+"-mine" }
+		r := w.start("r1", func(_ *coordinator.Config, d *coordinator.Deps) { d.Lanes[0].Only = only })
+		n := w.outbox.accept("A", 2500)
+		n.recipients[1200].token = secretToken + "-mine"
+		n.recipients[1300].token, n.recipients[1300].disabled = secretToken+"-mine", true
+		r.Wake("A")
+		w.pass(time.Minute)
+		require.Equal(w, map[school.State]int{school.Success: 1, school.Skipped: 2499}, w.outbox.states("A"))
+		sent := w.receiver.of("A")
+		require.Len(w, sent, 1)
+		require.Equal(w, []string{"1.1201"}, sent[0].ids)
+		require.Equal(w, school.NotAllowed, n.recipients[0].reason)
+		require.Equal(w, school.Disabled, n.recipients[1300].reason, "off is off, listed or not")
+		require.Equal(w, 1, w.outbox.ledger("A").Attempted, "of the cycle")
+		require.Equal(w, 1, w.script.count("reserve"))
+
+		w.outbox.accept("B", 300)
+		r.Wake("B")
+		w.pass(time.Minute)
+		require.Equal(w, map[school.State]int{school.Skipped: 300}, w.outbox.states("B"))
+		require.Empty(w, w.sizes("B"))
+		require.Zero(w, w.outbox.ledger("B").Attempted)
+		require.Equal(w, 1, w.script.count("reserve"))
+	})
+}
+
+// One that was handed over before the list came is no SKIPPED any more, and is
+// not handed over again.
+func TestARetryOfADeviceThatIsNotListedEnds(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.receiver.answer = func(_ int, b sender.Batch) []sender.Result {
+			return sender.Fill(b.Messages, sender.Result{Class: sender.Unavailable, Code: "UNAVAILABLE"})
+		}
+		first := w.start("r1")
+		n := w.outbox.accept("A", 3)
+		first.Wake("A")
+		w.pass(10 * time.Second)
+		w.halt(first)
+		w.pass(10 * time.Minute)
+		w.start("r2", func(_ *coordinator.Config, d *coordinator.Deps) {
+			d.Lanes[0].Only = func(string) bool { return false }
+		})
+		w.pass(10 * time.Second)
+		require.Len(w, w.sizes("A"), 1)
+		require.Equal(w, map[school.State]int{school.PermanentFail: 3}, w.outbox.states("A"))
+		require.Equal(w, school.NotAllowed, n.recipients[0].reason)
+	})
+}

@@ -314,10 +314,25 @@ func (t *turn) turnPage(ctx context.Context) (v verdict, done bool, err error) {
 		}
 	}
 	t.c.metrics.read.Add(float64(len(page.Work)))
+	t.limit()
 	if len(page.Work) == 0 {
 		return t.idle(), true, nil
 	}
 	return verdict{}, false, nil
+}
+
+// limit takes out of the page whom the sender may not send to (R44). One that
+// was handed over earlier cannot be SKIPPED any more; the store ends it with the
+// same reason.
+func (t *turn) limit() {
+	if t.lane.only == nil {
+		return
+	}
+	for i := range t.page.Work {
+		if w := &t.page.Work[i]; w.Sendable() && !t.lane.only(w.Token) {
+			w.Skip = school.NotAllowed
+		}
+	}
 }
 
 // gatherMost is how long due retries are gathered: their jitter spreads them,

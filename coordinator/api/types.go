@@ -196,6 +196,9 @@ type Sender struct {
 	Reason        string  `json:"reason"`          // why it is stopped, or which replicas get no answer; empty otherwise
 	RatePerMinute int     `json:"rate_per_minute"` // its cluster-wide limit; 0: none
 	RatePerSecond float64 `json:"rate_per_second"` // messages handed over lately
+
+	DryRun     bool `json:"dry_run,omitempty"`     // messages are checked and none is delivered
+	OnlyTokens *int `json:"only_tokens,omitempty"` // how many listed devices it sends to, all others are skipped; absent: to all
 }
 
 // List is one page of a list. An empty Next ends it.

@@ -20,6 +20,7 @@ type cluster struct {
 	roster *watchdog.Roster
 	coord  *coordinator.Coordinator
 	conf   settings.Settings
+	only   allowed
 }
 
 var _ web.Cluster = cluster{}
@@ -45,7 +46,11 @@ func (c cluster) Senders(ctx context.Context) ([]web.SenderStatus, error) {
 	all := make([]web.SenderStatus, len(lanes))
 	for i, l := range lanes {
 		conf := c.conf.Senders[l.Name]
-		all[i] = web.SenderStatus{Name: l.Name, Kind: conf.Kind, RatePerSecond: l.Rate}
+		all[i] = web.SenderStatus{Name: l.Name, Kind: conf.Kind, RatePerSecond: l.Rate, DryRun: conf.DryRun}
+		if tokens, limited := c.only[l.Name]; limited {
+			n := len(tokens)
+			all[i].OnlyTokens = &n
+		}
 		all[i].Stopped, all[i].Reason = stateOf(l, c.self, members)
 	}
 	return all, nil

@@ -154,10 +154,15 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		return nil, err
 	}
 
-	senders, stopSenders, err := lanes(s, n.log, reg)
+	only, err := readAllowed(s)
 	if err != nil {
 		return nil, err
 	}
+	senders, stopSenders, err := lanes(s, only, n.log, reg)
+	if err != nil {
+		return nil, err
+	}
+	tellTrials(s, only, n.log)
 	n.cleanup.add("senders", stopSenders)
 	for i := range senders {
 		senders[i].Sender = line.sender(senders[i].Sender)
@@ -203,7 +208,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		Senders: names, Version: d.Version, StopTimeout: s.StopTimeout,
 	}, web.Deps{
 		Notices: n.outbox, Schools: n.outbox, Database: n.outbox, Arbiter: budget, Waker: n.coord,
-		Cluster: cluster{self: s.InstanceID, roster: n.roster, coord: n.coord, conf: s}, Auth: auth,
+		Cluster: cluster{self: s.InstanceID, roster: n.roster, coord: n.coord, conf: s, only: only}, Auth: auth,
 		Checks:     map[string]func(context.Context) error{"redis": health},
 		Registerer: reg, Gatherer: reg, Log: n.log, Now: now,
 	})

@@ -249,6 +249,11 @@ func TestNewFailsCleanly(t *testing.T) {
 		{"no credentials", func(s *settings.Settings) {
 			s.Senders = map[string]settings.Sender{"main": {Kind: settings.KindFCM, CredentialsFile: "none.json", InFlight: 1}}
 		}, "senders.main.credentials_file: there is no file none.json; give the path of a service account's key (JSON), which the Firebase console makes", fs.ErrNotExist},
+		{"no list of devices", func(s *settings.Settings) {
+			relay := s.Senders[settings.KindRelay]
+			relay.OnlyTokensFile = "none.txt"
+			s.Senders = map[string]settings.Sender{settings.KindRelay: relay}
+		}, "senders.relay.only_tokens_file: there is no file none.txt; write one, a token a line (an empty one sends to nobody)", fs.ErrNotExist},
 		{"no schema", func(s *settings.Settings) { s.DatabaseURL = settings.Secret(empty) }, "schoolbell migrate up", store.ErrSchemaOld},
 		{"sender", func(s *settings.Settings) {
 			relay := s.Senders[settings.KindRelay]

@@ -56,6 +56,16 @@ func senderError(s settings.Settings, name string, err error) error {
 	return err
 }
 
+// onlyError names the setting behind a list of devices that cannot be used.
+func onlyError(s settings.Settings, name string, err error) error {
+	path := setting(s, "senders."+name+".only_tokens_file")
+	if errors.Is(err, fs.ErrNotExist) {
+		return &told{fmt.Sprintf("%s: there is no file %s; write one, a token a line (an empty one sends to nobody)",
+			path, s.Senders[name].OnlyTokensFile), err}
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}
+
 // told is an error in words that take the place of its cause's.
 type told struct {
 	text  string

@@ -24,7 +24,7 @@ const guardClose = 2 * time.Second
 
 // lanes builds the configured senders, each measured and guarded, with room for
 // its messages in flight. stop ends them; their calls have returned by then.
-func lanes(s settings.Settings, log *slog.Logger, reg prometheus.Registerer) (all []coordinator.Lane, stop func() error, err error) {
+func lanes(s settings.Settings, only allowed, log *slog.Logger, reg prometheus.Registerer) (all []coordinator.Lane, stop func() error, err error) {
 	var closers []func() error
 	stop = func() error {
 		var errs []error
@@ -84,7 +84,21 @@ func lanes(s settings.Settings, log *slog.Logger, reg prometheus.Registerer) (al
 		if err != nil {
 			return nil, nil, errors.Join(fmt.Errorf("sender %s: %w", name, err), stop())
 		}
-		all = append(all, coordinator.Lane{Name: name, Sender: guard, Room: room})
+		all = append(all, coordinator.Lane{Name: name, Sender: guard, Room: room, Only: only.of(name)})
 	}
 	return all, stop, nil
+}
+
+// tellTrials says at each start which senders do not send as they would: a trial
+// that was forgotten looks like success or like silence.
+func tellTrials(s settings.Settings, only allowed, log *slog.Logger) {
+	for _, name := range s.SenderNames() {
+		if s.Senders[name].DryRun {
+			log.Warn("dry_run: FCM checks every message of this sender and delivers none", "event", "sender_dry_run", "sender", name)
+		}
+		if tokens, limited := only[name]; limited {
+			log.Warn("only_tokens_file: this sender sends to the listed devices alone; all others are skipped as NOT_ALLOWED",
+				"event", "sender_limited", "sender", name, "devices", len(tokens))
+		}
+	}
 }

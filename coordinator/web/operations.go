@@ -33,7 +33,7 @@ func (s *Server) getCluster(ctx context.Context, _ nothing) (answer, error) {
 			state = "stopped"
 		}
 		out.Senders = append(out.Senders, api.Sender{Name: sn.Name, Kind: sn.Kind, State: state, Reason: sn.Reason,
-			RatePerMinute: sn.RatePerMinute, RatePerSecond: sn.RatePerSecond})
+			RatePerMinute: sn.RatePerMinute, RatePerSecond: sn.RatePerSecond, DryRun: sn.DryRun, OnlyTokens: sn.OnlyTokens})
 	}
 	return answer{body: out}, nil
 }

@@ -110,6 +110,8 @@ type SenderStatus struct {
 	Reason        string // why it is stopped, or what keeps a part of the replicas from sending
 	RatePerMinute int    // 0: no limit
 	RatePerSecond float64
+	DryRun        bool // the receiver checks messages and delivers none
+	OnlyTokens    *int // how many devices it is limited to; nil: it is not
 }
 
 // Config is what can be set. A zero field is its default.

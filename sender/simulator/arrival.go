@@ -25,6 +25,10 @@ type Arrival struct {
 	Attempt  int    `json:"attempt"`
 	Requeued int    `json:"requeued,omitempty"` // a requeued message is a new one; FCM is not told
 
+	// ValidateOnly: FCM was asked to check the message and not to deliver it
+	// (validate_only). It has not arrived, whatever the answer.
+	ValidateOnly bool `json:"validate_only,omitempty"`
+
 	// What replaces an older push on the screen, with kind fcm.
 	Tag         string `json:"tag,omitempty"`          // Android notification tag
 	CollapseID  string `json:"collapse_id,omitempty"`  // apns-collapse-id

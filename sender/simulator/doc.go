@@ -21,7 +21,8 @@
 //   - answer is "200" for a message that was accepted, an error code for one
 //     that was refused by itself, an HTTP status for one whose whole request
 //     was refused, "reset", "hang" or "garbage" for one that got no answer
-//     and was not accepted, and "validated" for one of FCM's validate_only.
+//     and was not accepted, and "validated" for one that was good but came with
+//     FCM's validate_only, which the arrival notes whatever its answer.
 //   - lost says that the message was accepted and that its sender cannot have
 //     learnt it; repeat, that it was taken for one accepted before and dropped.
 //

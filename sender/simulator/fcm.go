@@ -163,7 +163,8 @@ func parseFCM(r *http.Request, body []byte) (req fcmRequest, a Arrival, err erro
 	a = Arrival{
 		Kind: "fcm", School: m.Data["schoolbell_school"], Notice: m.Data["schoolbell_notice"], Message: m.Data["schoolbell_message"],
 		Batch: m.Data["schoolbell_batch"], TokenSHA: tokenSHA(m.Token + m.FID + m.Topic + m.Condition),
-		Tag: m.Android.Notification.Tag, CollapseID: m.APNS.Headers["apns-collapse-id"], CollapseKey: m.Android.CollapseKey,
+		ValidateOnly: req.ValidateOnly,
+		Tag:          m.Android.Notification.Tag, CollapseID: m.APNS.Headers["apns-collapse-id"], CollapseKey: m.Android.CollapseKey,
 	}
 	if a.Message == "" {
 		return req, a, nil // a message of somebody else

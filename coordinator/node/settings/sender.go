@@ -35,9 +35,11 @@ type Sender struct {
 	CredentialsFile string `yaml:"credentials_file" kinds:"fcm"`
 	// Endpoint is scheme://host:port in place of FCM's own.
 	Endpoint string `yaml:"endpoint" kinds:"fcm"`
-	// OnlyTokensFile lists the only devices that are really sent to (R44).
-	OnlyTokensFile string `yaml:"only_tokens_file" kinds:"fcm"`
-	DryRun         bool   `yaml:"dry_run" kinds:"fcm"`
+	// OnlyTokensFile lists the only devices that are sent to; all others are
+	// SKIPPED as NOT_ALLOWED (R44). It is read at the start.
+	OnlyTokensFile string `yaml:"only_tokens_file" kinds:"fcm relay"`
+	// DryRun has FCM check every message and deliver none (R44).
+	DryRun bool `yaml:"dry_run" kinds:"fcm"`
 }
 
 // NewSender returns a sender of the kind with its defaults; what a kind cannot

@@ -68,7 +68,6 @@ func (s Settings) CheckServe() error {
 		// FCM's default stands for the limiter to come and refuses nothing, wherever
 		// it was written: printed settings have to be settings.
 		later(path+"rate_per_minute", snd.RatePerMinute != NewSender(snd.Kind).RatePerMinute)
-		later(path+"only_tokens_file", snd.OnlyTokensFile != "")
 		if snd.Kind == KindFCM {
 			c.credentials(name, snd)
 		}
