@@ -36,5 +36,10 @@ func (k Keys) Replica(instance string) string { return k.prefix + ":replica:" + 
 // has to scan the key space to list the members.
 func (k Keys) Replicas() string { return k.prefix + ":replicas" }
 
+// Rate is the hash that says how much of a sender's rate is there, who waits for it,
+// and whether the sender is stopped. A colon stands in no school's id, so that no
+// school has this key.
+func (k Keys) Rate(sender string) string { return k.prefix + ":{sender:" + sender + "}:rate" }
+
 // Job is the slot of one cluster-wide job: taken once, never given back.
 func (k Keys) Job(name, slot string) string { return k.prefix + ":job:" + name + ":" + slot }

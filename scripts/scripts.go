@@ -51,10 +51,10 @@ func load(name string) Script {
 }
 
 // include puts in the texts that several scripts have in common, where a script
-// says so, since Redis scripts cannot call one another. The quota's text includes
-// the clock's.
+// says so, since Redis scripts cannot call one another. The quota's and the rate's
+// text include the clock's.
 func include(src string) string {
-	for _, name := range []string{"quota.lua", "time.lua"} {
+	for _, name := range []string{"quota.lua", "rate.lua", "time.lua"} {
 		src = strings.Replace(src, "-- include "+name+"\n", read("shared/"+name), 1)
 	}
 	return src

@@ -11,7 +11,7 @@ func TestScriptsAreWhole(t *testing.T) {
 	t.Parallel()
 	all, err := All()
 	require.NoError(t, err)
-	require.Len(t, all, 9)
+	require.Len(t, all, 12)
 	for _, s := range all {
 		t.Run(s.Name, func(t *testing.T) {
 			t.Parallel()
@@ -60,8 +60,8 @@ func TestInterleaving22NoPrefixMovesTheHashTag(t *testing.T) {
 	}
 	keys, err := NewKeys("some.prefix:of-ours")
 	require.NoError(t, err)
-	for _, key := range []string{keys.Lock("A"), keys.Quota("A")} {
+	for _, key := range []string{keys.Lock("A"), keys.Quota("A"), keys.Rate("A")} {
 		require.Equal(t, 1, strings.Count(key, "{"))
-		require.Contains(t, key, "{A}")
+		require.Regexp(t, `\{(sender:)?A\}`, key)
 	}
 }

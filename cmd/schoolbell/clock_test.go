@@ -72,7 +72,7 @@ var dispatchPath = []string{"coordinator", "sender", "watchdog", "school", "scri
 
 // apart are folders in it whose programs send nothing for anybody.
 var apart = []string{"coordinator/api", "coordinator/node/demo", "coordinator/node/settings", "sender/simulator", "sender/sendertest",
-	"watchdog/watchdogtest", "school/store/storetest", "school/quota/quotatest", "coordinator/model"}
+	"watchdog/watchdogtest", "school/store/storetest", "school/quota/quotatest", "sender/redisrate/ratetest", "coordinator/model"}
 
 func TestOnlySharedClocksDecide(t *testing.T) {
 	t.Parallel()
