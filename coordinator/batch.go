@@ -66,6 +66,9 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	claim := school.Claim{
 		Batch: id.String(), Sender: t.lane.name, Work: t.cut(grant.Size), Grant: grant,
 		Longest: longest - time.Since(t0), Record: t.c.cfg.RecordGrace, Rule: grant.Rule,
+		// Once: a page that was just read anew is claimed whatever came meanwhile, or
+		// a stream of urgent notices could keep a school from sending at all.
+		UrgentFirst: t.staled == 0,
 	}
 	v, done, again, err := t.claim(ctx, reserve, claim)
 	if done || err != nil {

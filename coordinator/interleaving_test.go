@@ -111,6 +111,50 @@ func TestInterleaving15ThePolicyIsTheNotices(t *testing.T) {
 	})
 }
 
+// TestInterleaving15AnUrgentNoticeGoesIntoTheNextBatch: the page was read before
+// it came, and nobody needs to be told of it.
+func TestInterleaving15AnUrgentNoticeGoesIntoTheNextBatch(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		of := map[int]map[string]int{} // batch, notice: messages
+		w.receiver.answers(func(n int, b sender.Batch) []sender.Result {
+			of[n] = map[string]int{}
+			for i := range b.Messages {
+				of[n][b.Messages[i].Notice]++
+			}
+			if n == 2 {
+				w.outbox.accept("A", 50, func(n *school.Notice) { n.Priority = school.Urgent })
+			}
+			return sender.Fill(b.Messages, sender.Result{Class: sender.Accepted})
+		})
+		r := w.start("r1")
+		w.outbox.accept("A", 1000)
+		r.Wake("A")
+		w.pass(time.Hour)
+		require.Equal(w, []int{200, 200, 200, 200, 200, 50}, w.sizes("A"), "its attempts are the school's, and none is lost")
+		require.Equal(w, map[string]int{"2": 50, "1": 150}, of[3])
+	})
+}
+
+// TestInterleaving15AStreamOfUrgentNoticesStopsNoSchool: one comes behind each page.
+func TestInterleaving15AStreamOfUrgentNoticesStopsNoSchool(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		w.script.onCall("claim", func(_ context.Context, n int) error {
+			if n < 40 {
+				w.outbox.accept("A", 1, func(n *school.Notice) { n.Priority = school.Urgent })
+			}
+			return nil
+		})
+		r := w.start("r1")
+		w.outbox.accept("A", 1000)
+		r.Wake("A")
+		w.pass(time.Hour)
+		require.NotContains(w, w.log.String(), "turn_failed")
+		require.Equal(w, map[school.State]int{school.Success: 1039}, w.outbox.states("A"))
+	})
+}
+
 // TestInterleaving16ASchoolIsTakenOnlyWhileTheStoreAnswered: within 2 s before, or
 // now.
 func TestInterleaving16ASchoolIsTakenOnlyWhileTheStoreAnswered(t *testing.T) {

@@ -461,6 +461,9 @@ func (o *outbox) claim(t school.Term, c school.Claim) error {
 	if err := o.fresh(c.Work, now); err != nil {
 		return err
 	}
+	if c.UrgentFirst && row.passesUrgent(c.Work, now) {
+		return fmt.Errorf("an urgent notice waits: %w", school.ErrStalePage)
+	}
 	b := &batchRow{
 		school: t.School, owner: t.Owner, fence: t.Fence, cycle: c.Grant.Cycle, size: c.Size(),
 		deadline: now.Add(c.Longest + c.Record),
@@ -501,6 +504,23 @@ func (o *outbox) fresh(work []school.Work, now time.Time) error {
 		frontier[w.Notice.ID] = w.Seq
 	}
 	return nil
+}
+
+// passesUrgent reports whether work leaves first attempts of an urgent notice
+// behind for anything else.
+func (s *schoolRow) passesUrgent(work []school.Work, now time.Time) bool {
+	after := map[*school.Notice]int{}
+	others := false
+	for i := range work {
+		w := &work[i]
+		if w.Kind == school.First {
+			after[w.Notice] = w.Seq
+		}
+		others = others || w.Sendable() && (w.Kind != school.First || w.Notice.Priority != school.Urgent)
+	}
+	return others && slices.ContainsFunc(s.notices, func(n *noticeRow) bool {
+		return n.notice.Priority == school.Urgent && !n.from().After(now) && max(n.frontier, after[n.notice]) < len(n.recipients)
+	})
 }
 
 // move takes work out of the queue: into the batch, or skipped.

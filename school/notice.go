@@ -99,6 +99,7 @@ func (c Counts) Sum() int {
 type Progress struct {
 	Notice      Notice
 	Status      Status
+	Closing     Reason // Cancelled or Expired: it takes no more attempts; empty otherwise
 	Counts      Counts
 	CreatedAt   time.Time
 	FirstSendAt time.Time // zero: not yet

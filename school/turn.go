@@ -70,6 +70,10 @@ type Claim struct {
 	Longest time.Duration // B: from now until the send has ended for certain
 	Record  time.Duration // G: time to record on top; send deadline = the store's now + Longest + Record
 	Rule    Rule
+
+	// UrgentFirst: stale where first attempts of an urgent notice wait that this
+	// claim leaves behind for anything else, since they came after its page.
+	UrgentFirst bool
 }
 
 // Size is how many of the claim's recipients are to be handed over.

@@ -30,9 +30,8 @@ func newNotice(w surroundings, p printer) *cobra.Command {
 	g := group("notice", "Hand in notices and see what became of them", `  schoolbell notice send --school A --title "No school today" --tokens-file tokens.txt --wait
   schoolbell notice show 1193046471680
   schoolbell notice list --school A`,
-		newNoticeSend(w, p, r), newNoticeShow(p, r), newNoticeList(p, r))
-	g.PersistentFlags().StringVar(&r.server, "server", "", "`URL` of a replica (SCHOOLBELL_SERVER; default "+defaultServer+")")
-	g.PersistentFlags().StringVar(&r.key, "key", "", "API `key`; better in SCHOOLBELL_KEY, since a command line is visible to the whole machine")
+		newNoticeSend(w, p, r), newNoticeShow(p, r), newNoticeList(p, r), newNoticeCancel(p, r))
+	r.flags(g)
 	return g
 }
 
@@ -40,6 +39,27 @@ func newNotice(w surroundings, p printer) *cobra.Command {
 type remote struct {
 	w           surroundings
 	server, key string
+}
+
+// flags adds to a group of commands what they all need to reach the replica.
+func (r *remote) flags(g *cobra.Command) {
+	g.PersistentFlags().StringVar(&r.server, "server", "", "`URL` of a replica (SCHOOLBELL_SERVER; default "+defaultServer+")")
+	g.PersistentFlags().StringVar(&r.key, "key", "", "API `key`; better in SCHOOLBELL_KEY, since a command line is visible to the whole machine")
+}
+
+// ask puts one question that has a short answer; op says in an error what failed.
+func (r *remote) ask(cmd *cobra.Command, op string, question func(ctx context.Context, c *api.Client) error) error {
+	c, done, err := r.client()
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(cmd.Context(), askTimeout)
+	defer cancel()
+	if err := question(ctx, c); err != nil {
+		return r.explain(fmt.Errorf("%s: %w", op, err))
+	}
+	return nil
 }
 
 func (r *remote) url() string {
@@ -134,6 +154,29 @@ func newNoticeShow(p printer, r *remote) *cobra.Command {
 	}
 }
 
+func newNoticeCancel(p printer, r *remote) *cobra.Command {
+	return &cobra.Command{
+		Use:   "cancel ID",
+		Short: "Send no more of a notice",
+		Long: `cancel ends a notice: nothing of it is sent any more that is not on the way
+already. What is gets its outcome, so the notice may take a moment to end.
+Cancelling again changes nothing; a notice that has ended cannot be cancelled.`,
+		Example: `  schoolbell notice cancel 1193046471680`,
+		Args:    exactly("the notice's id"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var n api.Notice
+			err := r.ask(cmd, "cancel notice "+visible(args[0]), func(ctx context.Context, c *api.Client) (err error) {
+				n, err = c.Cancel(ctx, args[0])
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return p.print(n, func() { p.notice(n) })
+		},
+	}
+}
+
 // exactly wants one argument and says which.
 func exactly(what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
@@ -154,7 +197,7 @@ func newNoticeList(p printer, r *remote) *cobra.Command {
 	}
 	var q api.NoticeQuery
 	c.Flags().StringVar(&q.School, "school", "", "only of this `school`")
-	c.Flags().StringVar(&q.Status, "status", "", "only in this `status`: PENDING, IN_PROGRESS, COMPLETED")
+	c.Flags().StringVar(&q.Status, "status", "", "only in this `status`: PENDING, IN_PROGRESS, COMPLETED, CANCELLED")
 	c.Flags().IntVar(&q.Limit, "limit", 20, "at most this `number`, up to 1000")
 	c.Flags().StringVar(&q.Cursor, "cursor", "", "go on after a page: the `cursor` that it ended with")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -199,9 +242,13 @@ func (p printer) notices(list api.List[api.Notice]) {
 func ended(c api.Counts) int { return c.Total - c.Waiting - c.InProgress - c.RetryPending }
 
 func (p printer) notice(n api.Notice) {
+	status := n.Status
+	if n.Closing != "" && n.EndedAt == nil {
+		status += ", " + strings.ToLower(n.Closing) + ": calls in flight are waited for"
+	}
 	rows := [][]string{
-		{"id", n.ID}, {"school", visible(n.School)}, {"status", n.Status}, {"title", visible(n.Title)},
-		{"delivery", n.Delivery}, {"created", clock(&n.CreatedAt)},
+		{"id", n.ID}, {"school", visible(n.School)}, {"status", status}, {"title", visible(n.Title)},
+		{"priority", n.Priority}, {"delivery", n.Delivery}, {"created", clock(&n.CreatedAt)},
 	}
 	for _, opt := range []struct {
 		name string

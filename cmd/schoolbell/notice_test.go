@@ -42,6 +42,7 @@ func newServer(t *testing.T, ask ...answer) *server {
 	mux.HandleFunc("GET /v1/notices/{id}", s.show)
 	mux.HandleFunc("GET /v1/notices", s.list)
 	mux.HandleFunc("GET /v1/schools/{id}", s.showSchool)
+	mux.HandleFunc("POST /v1/notices/{id}/cancel", s.show)
 	ts := httptest.NewServer(mux)
 	t.Cleanup(ts.Close)
 	s.url = ts.URL
@@ -123,13 +124,13 @@ func TestSend(t *testing.T) {
 	st := srv.stage()
 	st.files["tokens.txt"] = "\ufefftok-1\r\n\n# a comment\n{\"token\":\"tok-2\",\"ref\":\"m\",\"enabled\":false,\"badge\":3,\"data\":{\"k\":\"v\"}}\n  tok-3  "
 	code := st.run("notice", "send", "--school", "A", "--title", "T <b>", "--body", "B", "--data", "k=v=w", "--data", "e=", "--tokens-file", "tokens.txt",
-		"--scheduled-at", "2030-03-04T08:00:00+09:00", "--delivery", "at_most_once", "--idempotency-key", "once")
+		"--scheduled-at", "2030-03-04T08:00:00+09:00", "--priority", "urgent", "--delivery", "at_most_once", "--idempotency-key", "once")
 	require.Equal(t, exitDone, code, st.err.String())
 	require.Equal(t, "notice 7 accepted: 3 recipients\n", st.out.String())
 	require.Empty(t, st.err.String())
 	require.Equal(t, "once", srv.key)
 	require.Len(t, srv.read, 4)
-	require.JSONEq(t, `{"school":"A","title":"T <b>","body":"B","data":{"k":"v=w","e":""},"scheduled_at":"2030-03-04T08:00:00+09:00","delivery":"at_most_once"}`, srv.read[0])
+	require.JSONEq(t, `{"school":"A","title":"T <b>","body":"B","data":{"k":"v=w","e":""},"scheduled_at":"2030-03-04T08:00:00+09:00","priority":"urgent","delivery":"at_most_once"}`, srv.read[0])
 	require.JSONEq(t, `{"token":"tok-1"}`, srv.read[1])
 	require.JSONEq(t, `{"token":"tok-2","ref":"m","enabled":false,"badge":3,"data":{"k":"v"}}`, srv.read[2])
 	require.JSONEq(t, `{"token":"tok-3"}`, srv.read[3])
@@ -402,4 +403,18 @@ func TestList(t *testing.T) {
 	require.Regexp(t, `^ID +SCHOOL +STATUS +TOTAL +ENDED +FAILED +CREATED +TITLE\n7 +B +PENDING +5 +3 +0 .* a \[2Jb\nmore: --cursor 3\n$`, st.out.String())
 	require.Equal(t, exitDone, st.run("notice", "list", "--output", "json"))
 	require.Contains(t, st.out.String(), `"next":"20"`)
+}
+
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	n := api.Notice{ID: "7", School: "A", Status: "IN_PROGRESS", Closing: "CANCELLED", Title: "T", Priority: "low", Counts: api.Counts{Total: 3, InProgress: 1, Skipped: api.Skipped{Cancelled: 2}}}
+	srv := newServer(t, answer{200, n}, refuse(api.Error{Code: api.Conflict, Message: "the notice has ended or expired; there is nothing to cancel"}),
+		refuse(api.Error{Code: api.NotFound, Message: "there is no notice 8"}))
+	st := srv.stage()
+	require.Equal(t, exitDone, st.run("notice", "cancel", "7"), st.err.String())
+	require.Regexp(t, `status +IN_PROGRESS, cancelled: calls in flight are waited for\n`, st.out.String())
+	require.Regexp(t, `priority +low\n`, st.out.String())
+	require.Regexp(t, `skipped: cancelled +2\n`, st.out.String())
+	st.failed(t, exitFailed, "cancel notice 7: conflict: the notice has ended or expired; there is nothing to cancel", "notice", "cancel", "7")
+	st.failed(t, exitNotFound, "cancel notice 8: not_found: there is no notice 8", "notice", "cancel", "8")
 }

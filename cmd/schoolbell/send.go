@@ -44,6 +44,7 @@ permanently.`,
 	f.StringVar(&s.tokens, "tokens-file", "", "`file` of the recipients; - is standard input")
 	f.StringVar(&s.scheduledAt, "scheduled-at", "", "not before this `time` (RFC 3339)")
 	f.StringVar(&s.expiresAt, "expires-at", "", "not after this `time` (RFC 3339)")
+	f.StringVar(&s.notice.Priority, "priority", "", "urgent, normal (default) or low")
 	f.StringVar(&s.notice.Delivery, "delivery", "", "at_least_once (default) or at_most_once")
 	f.StringVar(&s.key, "idempotency-key", "", "`key` under which a repeated call stores nothing new (default: a random one)")
 	f.BoolVar(&s.wait, "wait", false, "stay until the notice has ended")
@@ -79,6 +80,11 @@ func (s *sending) check() error {
 	case "", "at_least_once", "at_most_once":
 	default:
 		return usagef("--delivery %q is not at_least_once or at_most_once", s.notice.Delivery)
+	}
+	switch s.notice.Priority {
+	case "", "urgent", "normal", "low":
+	default:
+		return usagef("--priority %q is not urgent, normal or low", s.notice.Priority)
 	}
 	for _, kv := range s.data {
 		k, v, ok := strings.Cut(kv, "=")
@@ -172,7 +178,7 @@ func cause(err error) error {
 // flagOf is the flag behind each field of a notice.
 var flagOf = map[string]string{
 	"school": "--school", "title": "--title", "body": "--body", "image": "--image", "link": "--link", "data": "--data",
-	"scheduled_at": "--scheduled-at", "expires_at": "--expires-at", "delivery": "--delivery", "Idempotency-Key": "--idempotency-key",
+	"scheduled_at": "--scheduled-at", "expires_at": "--expires-at", "priority": "--priority", "delivery": "--delivery", "Idempotency-Key": "--idempotency-key",
 }
 
 var (

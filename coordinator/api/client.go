@@ -58,6 +58,14 @@ func (c *Client) Notice(ctx context.Context, id string) (Notice, error) {
 	return out, err
 }
 
+// Cancel closes a notice: nothing of it is sent that is not on the way already.
+// Cancelled already: no error. Code Conflict for one that has ended or expired.
+func (c *Client) Cancel(ctx context.Context, id string) (Notice, error) {
+	var out Notice
+	err := c.call(ctx, http.MethodPost, "/v1/notices/"+url.PathEscape(id)+"/cancel", nil, nil, nil, &out)
+	return out, err
+}
+
 // Page asks for part of a list.
 type Page struct {
 	Cursor string // Next of the page before; empty: the first
@@ -115,6 +123,23 @@ func (c *Client) PutSchool(ctx context.Context, id string, change SchoolChange) 
 		return out, fmt.Errorf("put school %s: %w", id, err)
 	}
 	err = c.call(ctx, http.MethodPut, "/v1/schools/"+url.PathEscape(id), nil, http.Header{"Content-Type": {JSON}}, bytes.NewReader(body), &out)
+	return out, err
+}
+
+// PauseSchool stops a school: nothing of it is claimed after the answer. What is on
+// the way gets its outcome. Paused already: no error.
+func (c *Client) PauseSchool(ctx context.Context, id string) (School, error) {
+	return c.setPaused(ctx, id, "pause")
+}
+
+// ResumeSchool lets a paused school go on at once.
+func (c *Client) ResumeSchool(ctx context.Context, id string) (School, error) {
+	return c.setPaused(ctx, id, "resume")
+}
+
+func (c *Client) setPaused(ctx context.Context, id, what string) (School, error) {
+	var out School
+	err := c.call(ctx, http.MethodPost, "/v1/schools/"+url.PathEscape(id)+"/"+what, nil, nil, nil, &out)
 	return out, err
 }
 

@@ -21,7 +21,7 @@ type NoticeRequest struct {
 	Link        string            `json:"link,omitempty"`  // absolute http(s) address, opened by a tap
 	Recipients  []Recipient       `json:"recipients,omitempty"`
 	Topic       string            `json:"topic,omitempty"`    // in place of Recipients: the school's devices that have it
-	Priority    string            `json:"priority,omitempty"` // normal
+	Priority    string            `json:"priority,omitempty"` // urgent, normal (default), low
 	ScheduledAt *time.Time        `json:"scheduled_at,omitempty"`
 	ExpiresAt   *time.Time        `json:"expires_at,omitempty"`
 	Delivery    string            `json:"delivery,omitempty"` // at_least_once (default), at_most_once
@@ -87,6 +87,7 @@ type Notice struct {
 	CreatedAt   time.Time         `json:"created_at"`
 	ScheduledAt *time.Time        `json:"scheduled_at,omitempty"`
 	ExpiresAt   *time.Time        `json:"expires_at,omitempty"`
+	Closing     string            `json:"closing,omitempty"` // CANCELLED or EXPIRED: no more attempts; its calls in flight may not have ended yet
 	FirstSendAt *time.Time        `json:"first_send_at,omitempty"`
 	LastSendAt  *time.Time        `json:"last_send_at,omitempty"`
 	EndedAt     *time.Time        `json:"ended_at,omitempty"`

@@ -99,6 +99,10 @@ func (o cuttableOutbox) Recipients(ctx context.Context, id int64, f school.Recip
 	return through(ctx, o.line, func(ctx context.Context) ([]school.RecipientRow, error) { return o.next.Recipients(ctx, id, f) })
 }
 
+func (o cuttableOutbox) Cancel(ctx context.Context, id int64) error {
+	return o.line.step(ctx, func(ctx context.Context) error { return o.next.Cancel(ctx, id) })
+}
+
 func (o cuttableOutbox) PutSchool(ctx context.Context, id string, c school.SchoolChange) (s school.School, created bool, err error) {
 	err = o.line.step(ctx, func(ctx context.Context) error {
 		var err error
@@ -106,6 +110,14 @@ func (o cuttableOutbox) PutSchool(ctx context.Context, id string, c school.Schoo
 		return err
 	})
 	return s, created, err
+}
+
+func (o cuttableOutbox) Pause(ctx context.Context, id string) error {
+	return o.line.step(ctx, func(ctx context.Context) error { return o.next.Pause(ctx, id) })
+}
+
+func (o cuttableOutbox) Resume(ctx context.Context, id string) error {
+	return o.line.step(ctx, func(ctx context.Context) error { return o.next.Resume(ctx, id) })
 }
 
 func (o cuttableOutbox) School(ctx context.Context, id string) (school.Backlog, error) {

@@ -170,10 +170,11 @@ func TestErrorsOfTheStore(t *testing.T) {
 func TestPathsAndMethods(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	for _, target := range []string{"/", "/v1", "/v1/notice", "/v1/notices/", "/v1/notices/1/cancel", "/v2/notices", "/v1/schools/A/pause"} {
+	for _, target := range []string{"/", "/v1", "/v1/notice", "/v1/notices/", "/v1/notices/1/stop", "/v2/notices", "/v1/schools/A/stop"} {
 		requireError(t, w.get(target), api.NotFound, "")
 	}
 	for target, allow := range map[string]string{
+		"/v1/notices/1/cancel": "POST", "/v1/schools/A/pause": "POST", "/v1/schools/A/resume": "POST",
 		"/v1/notices": "GET, HEAD, POST", "/v1/notices/1": "GET, HEAD", "/v1/schools/A": "GET, HEAD, PUT", "/healthz": "GET, HEAD", "/metrics": "GET, HEAD",
 	} {
 		for _, method := range []string{http.MethodDelete, http.MethodPatch, http.MethodOptions, "BREW"} {
@@ -382,6 +383,13 @@ func TestRolesAndScopes(t *testing.T) {
 		{"both", "GET", "/v1/notices?school=B", "", api.PermissionDenied},
 		{"both", "GET", "/v1/schools/B", "", api.PermissionDenied},
 		{"both", "PUT", "/v1/schools/A", `{}`, api.PermissionDenied},
+		{"reader", "POST", "/v1/notices/1/cancel", "", api.PermissionDenied},
+		{"both", "POST", "/v1/notices/2/cancel", "", api.NotFound},
+		{"ingester", "POST", "/v1/notices/2/cancel", "", ""},
+		{"ingester", "POST", "/v1/schools/A/pause", "", api.PermissionDenied},
+		{"adminA", "POST", "/v1/schools/A/pause", "", ""},
+		{"adminA", "POST", "/v1/schools/B/pause", "", api.PermissionDenied},
+		{"adminA", "POST", "/v1/schools/B/resume", "", api.PermissionDenied},
 		{"adminA", "PUT", "/v1/schools/A", `{}`, ""},
 		{"adminA", "PUT", "/v1/schools/B", `{}`, api.PermissionDenied},
 		{"broken", "GET", "/v1/notices", "", api.Unavailable},

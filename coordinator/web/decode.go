@@ -110,9 +110,6 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 	case !topic && len(recipients) == 0 && !stream:
 		return nil, nil, invalid("recipients", "must name at least one device")
 	}
-	if n.Priority != school.Normal { // before the domain, which would recommend what this version refuses
-		return nil, nil, invalid("priority", "must be normal; urgent and low are not available in this version")
-	}
 	if err := school.ValidateNotice(n, time.Time{}); err != nil {
 		return nil, nil, err
 	}

@@ -90,7 +90,6 @@ func TestFieldsAreNamedExactly(t *testing.T) {
 		"topic a number":              {`{"school":"A","title":"t","topic":1}`, api.InvalidArgument, "topic"},
 		"topic and no recipients":     {`{"school":"A","title":"t","topic":"x","recipients":[]}`, api.InvalidArgument, "topic"},
 		"fallback":                    {with(`"fallback":{"sms":"s"}`), api.InvalidArgument, "fallback"},
-		"urgent":                      {with(`"priority":"urgent"`), api.InvalidArgument, "priority"},
 		"delivery misspelt":           {with(`"delivery":"twice"`), api.InvalidArgument, "delivery"},
 		"time a number":               {with(`"expires_at":1900000000`), api.InvalidArgument, "expires_at"},
 		"time without a day":          {with(`"scheduled_at":"2030-02-30T00:00:00Z"`), api.InvalidArgument, "scheduled_at"},
@@ -130,8 +129,7 @@ func TestComplaintsSayWhatToDo(t *testing.T) {
 		"recipients of texts":    {`{"school":"A","title":"t","recipients":["t1","t2"]}`, `must be an object, {"token":"…"}`},
 		"recipient null":         {recipient(`null`), `must be an object, {"token":"…"}`},
 		"recipients a text":      {`{"school":"A","title":"t","recipients":"t1"}`, `must be an array of objects, [{"token":"…"}]`},
-		"priority misspelt":      {with(`"priority":"high"`), `must be normal; urgent and low are not available in this version`},
-		"urgent":                 {with(`"priority":"urgent"`), `must be normal; urgent and low are not available in this version`},
+		"priority misspelt":      {with(`"priority":"high"`), `must be urgent, normal or low`},
 		"school of another script": {`{"school":"한빛초","title":"t","recipients":[{"token":"a"}]}`,
 			`must be 1 to 64 of the characters A-Z a-z 0-9 . _ -`},
 	} {

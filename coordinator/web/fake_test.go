@@ -48,6 +48,7 @@ type stored struct {
 	notice     school.Notice
 	receipt    school.Receipt
 	recipients []school.NewRecipient
+	closing    school.Reason
 }
 
 func newFakeStore() *fakeStore {
@@ -134,9 +135,47 @@ func (f *fakeStore) Notice(_ context.Context, id int64) (school.Progress, error)
 	return s.progress(), nil
 }
 
+// Cancel ends a notice at once, unless it has expired.
+func (f *fakeStore) Cancel(_ context.Context, id int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s, ok := f.notices[id]
+	switch {
+	case f.err != nil:
+		return f.err
+	case !ok:
+		return fmt.Errorf("cancel notice %d: %w", id, school.ErrNotFound)
+	case s.closing == school.Expired:
+		return fmt.Errorf("cancel notice %d: %w", id, school.ErrConflict)
+	}
+	s.closing = school.Cancelled
+	return nil
+}
+
+func (f *fakeStore) Pause(_ context.Context, id string) error  { return f.setPaused(id, true) }
+func (f *fakeStore) Resume(_ context.Context, id string) error { return f.setPaused(id, false) }
+
+func (f *fakeStore) setPaused(id string, paused bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b, ok := f.schools[id]
+	switch {
+	case f.err != nil:
+		return f.err
+	case !ok:
+		return fmt.Errorf("school %s: %w", id, school.ErrNotFound)
+	}
+	b.School.Paused = paused
+	return nil
+}
+
 func (s *stored) progress() school.Progress {
 	p := school.Progress{Notice: s.notice, Status: school.NoticePending, CreatedAt: testNow}
 	p.Counts.Total = len(s.recipients)
+	if p.Closing = s.closing; p.Closing != "" {
+		p.Status, p.Counts.Skipped.Cancelled, p.EndedAt = school.NoticeCancelled, p.Counts.Total, testNow
+		return p
+	}
 	seen := make(map[string]bool)
 	for _, r := range s.recipients {
 		if seen[r.Token] {
@@ -407,6 +446,8 @@ func (f acceptFunc) Accept(ctx context.Context, n *school.Notice, total int, rec
 func (acceptFunc) Notice(context.Context, int64) (school.Progress, error) {
 	return school.Progress{}, school.ErrNotFound
 }
+
+func (acceptFunc) Cancel(context.Context, int64) error { return school.ErrNotFound }
 
 func (acceptFunc) Notices(context.Context, school.NoticeFilter) ([]school.Progress, error) {
 	return nil, nil

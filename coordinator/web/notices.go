@@ -59,6 +59,24 @@ func (s *Server) getNotice(ctx context.Context, id int64) (answer, error) {
 	return answer{body: out}, nil
 }
 
+// cancelNotice answers with the notice as it stands then: IN_PROGRESS with closing
+// set while calls in flight have not ended. Cancelling again answers the same.
+func (s *Server) cancelNotice(ctx context.Context, id int64) (answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.AcceptTimeout)
+	defer cancel()
+	if _, err := s.readableNotice(ctx, id); err != nil {
+		return answer{}, err
+	}
+	switch err := s.deps.Notices.Cancel(ctx, id); {
+	case errors.Is(err, school.ErrConflict):
+		// No Retry-After: it will not become possible.
+		return answer{}, &api.Error{Code: api.Conflict, Message: "the notice has ended or expired; there is nothing to cancel"}
+	case err != nil:
+		return answer{}, fmt.Errorf("cancel notice %d: %w", id, err)
+	}
+	return s.getNotice(ctx, id)
+}
+
 // readableNotice reads a notice of a school that the key may touch. Another's
 // is not found rather than forbidden: ids of other schools are not this key's
 // business.
@@ -128,7 +146,7 @@ func noticeOf(p *school.Progress) api.Notice {
 		Title: n.Content.Title, Image: n.Content.Image, Link: n.Content.Link, Topic: n.Topic,
 		Priority: string(n.Priority), Delivery: string(n.Delivery),
 		CreatedAt: p.CreatedAt.UTC(), ScheduledAt: moment(n.ScheduledAt), ExpiresAt: moment(n.ExpiresAt),
-		FirstSendAt: moment(p.FirstSendAt), LastSendAt: moment(p.LastSendAt), EndedAt: moment(p.EndedAt),
+		Closing: string(p.Closing), FirstSendAt: moment(p.FirstSendAt), LastSendAt: moment(p.LastSendAt), EndedAt: moment(p.EndedAt),
 	}
 }
 

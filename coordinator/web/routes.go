@@ -34,8 +34,11 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/v1/notices", Read, false, endpoint(s, decodeNoticeFilter, s.listNotices)},
 		{http.MethodGet, "/v1/notices/{id}", Read, false, endpoint(s, decodeNoticeID, s.getNotice)},
 		{http.MethodGet, "/v1/notices/{id}/recipients", Read, false, endpoint(s, decodeRecipientFilter, s.listRecipients)},
+		{http.MethodPost, "/v1/notices/{id}/cancel", Ingest, false, endpoint(s, decodeNoticeID, s.cancelNotice)},
 		{http.MethodPut, "/v1/schools/{id}", Admin, false, endpoint(s, s.decodeSchoolChange, s.putSchool)},
 		{http.MethodGet, "/v1/schools/{id}", Read, false, endpoint(s, decodeSchoolID, s.getSchool)},
+		{http.MethodPost, "/v1/schools/{id}/pause", Admin, false, endpoint(s, decodeSchoolID, s.pauseSchool)},
+		{http.MethodPost, "/v1/schools/{id}/resume", Admin, false, endpoint(s, decodeSchoolID, s.resumeSchool)},
 		{http.MethodGet, "/v1/schools", Read, false, endpoint(s, decodeSchoolPage, s.listSchools)},
 		{http.MethodGet, "/v1/cluster", Read, false, endpoint(s, decodeNothing, s.getCluster)},
 

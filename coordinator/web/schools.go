@@ -78,6 +78,34 @@ func (s *Server) getSchool(ctx context.Context, id string) (answer, error) {
 	return answer{body: s.showSchools(ctx, []school.Backlog{b})[0]}, nil
 }
 
+func (s *Server) pauseSchool(ctx context.Context, id string) (answer, error) {
+	return s.setPaused(ctx, id, "pause", s.deps.Schools.Pause)
+}
+
+func (s *Server) resumeSchool(ctx context.Context, id string) (answer, error) {
+	a, err := s.setPaused(ctx, id, "resume", s.deps.Schools.Resume)
+	if err == nil {
+		s.deps.Waker.Wake(id) // what waited meanwhile goes on now, not at the next tick
+	}
+	return a, err
+}
+
+// setPaused pauses a school or lets it go on, and answers with it.
+func (s *Server) setPaused(ctx context.Context, id, what string, set func(context.Context, string) error) (answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.AcceptTimeout)
+	defer cancel()
+	if err := allow(ctx, id); err != nil {
+		return answer{}, err
+	}
+	switch err := set(ctx, id); {
+	case errors.Is(err, school.ErrNotFound):
+		return answer{}, notFound("school", id)
+	case err != nil:
+		return answer{}, fmt.Errorf("%s school %s: %w", what, id, err)
+	}
+	return s.getSchool(ctx, id)
+}
+
 func (s *Server) listSchools(ctx context.Context, in schoolPage) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.AcceptTimeout)
 	defer cancel()

@@ -54,6 +54,10 @@ type Notices interface {
 	Notices(ctx context.Context, f school.NoticeFilter) ([]school.Progress, error)
 	// Recipients of one notice in order of seq, tokens shortened. school.ErrNotFound.
 	Recipients(ctx context.Context, id int64, f school.RecipientFilter) ([]school.RecipientRow, error)
+	// Cancel closes a notice: nothing of it is claimed after Cancel returned; what
+	// an open batch covers gets its outcome. Cancelled already: no error.
+	// school.ErrConflict for one that has ended or expired, school.ErrNotFound.
+	Cancel(ctx context.Context, id int64) error
 }
 
 // Schools is the schools' settings and backlog.
@@ -65,6 +69,11 @@ type Schools interface {
 	School(ctx context.Context, id string) (school.Backlog, error)
 	// Schools with an id above afterID, in order of id.
 	Schools(ctx context.Context, afterID string, limit int) ([]school.Backlog, error)
+	// Pause stops a school: no claim of it commits after Pause returned. Paused
+	// already: no error. school.ErrNotFound.
+	Pause(ctx context.Context, id string) error
+	// Resume lets it go on. Errors as Pause.
+	Resume(ctx context.Context, id string) error
 }
 
 // Database says whether the store can be reached.

@@ -11,8 +11,12 @@ import (
 	"schoolbell/school"
 )
 
-const claimSQL = `SELECT schoolbell_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
+const (
+	claimArgs = `($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
 	$21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)`
+	claimSQL       = `SELECT schoolbell_claim` + claimArgs
+	claimUrgentSQL = `SELECT schoolbell_claim_urgent_first` + claimArgs
+)
 
 // Claim writes the batch with exactly the recipients it covers, moves the
 // frontiers, writes the skipped ones and advances the ledger, in one round trip:
@@ -23,7 +27,8 @@ const claimSQL = `SELECT schoolbell_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $1
 // Not one recipient is claimed with school.ErrFenced (a newer term exists),
 // school.ErrPaused, school.ErrRuleChanged (the school's settings are newer than
 // the claim's rule), school.ErrStalePage (a notice or a retry has moved, was
-// cancelled or has expired since the page was read), school.ErrConflict (the
+// cancelled or has expired since the page was read; with UrgentFirst also where
+// an urgent notice waits that the claim leaves behind), school.ErrConflict (the
 // grant is of an older cycle than the ledger's) and school.ErrUnavailable. With
 // school.ErrCommitUnknown it may be claimed: nothing of it may be sent, and a
 // new term and Withdraw settle it.
@@ -33,7 +38,11 @@ func (db *DB) Claim(ctx context.Context, t school.Term, c school.Claim) error {
 	if err != nil {
 		return err
 	}
-	return db.take(ctx, op, t, c.Work, []any{
+	statement := claimSQL
+	if c.UrgentFirst {
+		statement = claimUrgentSQL
+	}
+	return db.take(ctx, op, statement, t, c.Work, []any{
 		c.Batch, c.Sender, b.size, c.Grant.Cycle, b.attempted, b.filled,
 		c.Longest.Microseconds(), c.Record.Microseconds(), c.Rule.Limit, restMillis(c.Rule.Rest), c.Rule.Version,
 	})
@@ -71,7 +80,7 @@ func (db *DB) Skip(ctx context.Context, t school.Term, work []school.Work) error
 	if err := checkSkips(op, work); err != nil || len(work) == 0 {
 		return err
 	}
-	return db.take(ctx, op, t, work, []any{nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil})
+	return db.take(ctx, op, claimSQL, t, work, []any{nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil})
 }
 
 // checkSkips refuses to pass over a recipient that is to be sent.
@@ -84,7 +93,7 @@ func checkSkips(op string, work []school.Work) error {
 	return nil
 }
 
-func (db *DB) take(ctx context.Context, op string, t school.Term, work []school.Work, batch []any) error {
+func (db *DB) take(ctx context.Context, op, statement string, t school.Term, work []school.Work, batch []any) error {
 	m, err := movesOf(work)
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
@@ -95,7 +104,7 @@ func (db *DB) take(ctx context.Context, op string, t school.Term, work []school.
 		m.skipNotice, m.skipSeq, m.skipAttempts, m.skipReason,
 		m.rangeNotice, m.rangeFrom, m.rangeTo, m.rangeKind)
 	return change(ctx, db.dispatch, op, func(c *pgx.Conn) error {
-		_, err := c.Exec(ctx, claimSQL, args...)
+		_, err := c.Exec(ctx, statement, args...)
 		return err
 	})
 }

@@ -36,6 +36,7 @@ type noticeModel struct {
 	ID          int64
 	SchoolID    string
 	JobStatus   string
+	Closing     *string
 	Priority    int
 	Delivery    string
 	ScheduledAt instant
@@ -82,7 +83,7 @@ func (m *noticeModel) progress() (school.Progress, error) {
 			Priority: priority, Delivery: school.Delivery(m.Delivery),
 			ScheduledAt: m.ScheduledAt.Time, ExpiresAt: m.ExpiresAt.Time, TraceParent: m.TraceParent, Topic: orEmpty(m.Topic),
 		},
-		Status: school.Status(m.JobStatus),
+		Status: school.Status(m.JobStatus), Closing: school.Reason(orEmpty(m.Closing)),
 		Counts: school.Counts{
 			Total: m.TotalCount, Waiting: m.WaitingCount, InProgress: m.InProgressCount, RetryPending: m.RetryPendingCount,
 			Success: m.SuccessCount, Fail: m.FailCount, RetrySuccess: m.RetrySuccessCount, RetryFail: m.RetryFailCount,

@@ -185,7 +185,7 @@ func sendBatch(tb testing.TB, ctx context.Context, db storetest.Store, term scho
 func claimOf(id string, work []school.Work) school.Claim {
 	c := school.Claim{
 		Batch: id, Sender: "log", Work: work, Longest: 10 * time.Second, Record: 2 * time.Second,
-		Rule: school.Rule{Limit: 5000, Rest: 180 * time.Second, Version: 1},
+		Rule: school.Rule{Limit: 5000, Rest: 180 * time.Second, Version: 1}, UrgentFirst: true,
 	}
 	c.Grant = school.Grant{Kind: school.Granted, Size: c.Size(), Cycle: 1, Attempted: len(work)}
 	return c

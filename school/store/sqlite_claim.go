@@ -52,8 +52,41 @@ func (db *SQLite) Claim(ctx context.Context, t school.Term, c school.Claim) erro
 			SELECT ?1, x.value->>0, x.value->>1, x.value->>2, x.value->>3 FROM json_each(?2) x`, c.Batch, text); err != nil {
 			return err
 		}
-		return tx.take(t, m)
+		if err := tx.take(t, m); err != nil || !c.UrgentFirst {
+			return err
+		}
+		return tx.urgentFirst(t.School, m)
 	})
+}
+
+// urgentFirst refuses a claim that leaves first attempts of an urgent notice behind
+// for anything else.
+func (tx *sqliteTx) urgentFirst(schoolID string, m *moves) error {
+	var waits int
+	found, err := tx.one(`SELECT 1 FROM push_clusters AS c INDEXED BY push_clusters_open
+		WHERE c.school_id = ?1 AND c.ended_at IS NULL AND c.priority = 0 AND c.due_at <= ?2
+			AND c.frontier < c.total_count AND c.closing IS NULL AND (c.expires_at IS NULL OR c.expires_at > ?2) LIMIT 1`,
+		[]any{schoolID, tx.now}, &waits)
+	if err != nil || !found {
+		return err
+	}
+	taken := make([][2]any, len(m.notice))
+	for i := range taken {
+		taken[i] = [2]any{m.notice[i], m.taken[i]}
+	}
+	text, err := table(taken)
+	if err != nil {
+		return err
+	}
+	var others int
+	if _, err := tx.one(`SELECT count(*) FROM json_each(?1) AS x CROSS JOIN push_clusters AS c ON c.id = x.value->>0
+		WHERE x.value->>1 > 0 AND c.priority > 0`, []any{text}, &others); err != nil {
+		return err
+	}
+	if others+len(m.againSeq) > 0 {
+		return fmt.Errorf("an urgent notice waits: %w", school.ErrStalePage)
+	}
+	return nil
 }
 
 // advance writes the ledger. Within its cycle the count never falls; a grant that

@@ -128,6 +128,46 @@ var pageTests = []test{
 		// A page cut short keeps the order.
 		require.Equal(w.t, got[:3], noticesOf(w.page(term, 3).Work))
 	}},
+	{"interleaving 15: Claim/that leaves an urgent notice behind is stale and writes nothing", func(w *world) {
+		big := w.notice("A", 10)
+		term := w.term("A", "x")
+		w.record(term, w.claim(term, w.page(term, 2).Work), all(school.Unavailable)) // 1 and 2 are due again later
+		w.Elapse(w.t, 5*time.Minute)
+		page := w.page(term, 100).Work // 1 and 2 again, 3 … 10
+		claim := func(work []school.Work, first bool) error {
+			c := w.claimOf(work, 10)
+			c.UrgentFirst = first
+			return w.Store.Claim(w.ctx(), term, c)
+		}
+		later := plain("A")
+		later.Priority, later.ScheduledAt = school.Urgent, time.Now().Add(time.Hour)
+		w.accept(later, devices(1))
+		other := plain("B")
+		other.Priority = school.Urgent
+		w.accept(other, devices(1))
+		require.NoError(w.t, claim(page[:1], true), "one that is not due yet, or of another school, is not waited for")
+		urgent := plain("A")
+		urgent.Priority = school.Urgent
+		id := w.accept(urgent, devices(3))
+		for about, work := range map[string][]school.Work{"a retry": page[1:2], "a first attempt": page[2:5]} {
+			require.ErrorIs(w.t, claim(work, true), school.ErrStalePage, about)
+		}
+		require.Equal(w.t, "IN_PROGRESS=1 PENDING=8 RETRY_PENDING=1", w.states(big))
+		w.check()
+		require.NoError(w.t, claim(page[1:3], false), "whoever does not ask for it")
+		fresh := w.page(term, 100).Work
+		require.Equal(w.t, []int64{id, id, id, big}, noticesOf(fresh[:4]))
+		require.NoError(w.t, claim(fresh[:2], true), "a part of it leaves the rest behind for nothing")
+		require.ErrorIs(w.t, claim(fresh[3:], true), school.ErrStalePage)
+		require.NoError(w.t, claim(fresh[2:], true), "with all of it the rest may go along")
+		require.NoError(w.t, w.Store.Cancel(w.ctx(), id))
+		again := plain("A")
+		again.Priority = school.Urgent
+		gone := w.accept(again, devices(1))
+		require.NoError(w.t, w.Store.Cancel(w.ctx(), gone))
+		w.notice("A", 1)
+		require.NoError(w.t, claim(w.page(term, 100).Work, true), "one that was cancelled is not waited for")
+	}},
 	{"Page/a notice scheduled for later is not met before its time", func(w *world) {
 		n := plain("A")
 		n.ScheduledAt = time.Now().Add(time.Hour)
