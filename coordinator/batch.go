@@ -15,8 +15,9 @@ import (
 	"schoolbell/sender"
 )
 
-// batch sends the next batch of the page: permit and room, lease check, reserve,
-// lease check, claim, send, record, settle, in this order. done ends the turn.
+// batch sends the next batch of the page: permit, room and rate, lease check,
+// reserve, lease check, claim, send, record, settle, in this order. done ends the
+// turn.
 func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	p, wait, ok := t.lane.permit(t.school, time.Now())
 	if !ok {
@@ -31,17 +32,21 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 		return verdict{kind: verdictLine}, true, nil
 	}
 	defer leave()
+	id, err := uuid.NewV7()
+	if err != nil {
+		return verdict{kind: verdictFailed}, true, fmt.Errorf("make a batch id: %w", err)
+	}
+	want, v, done, err = t.take(ctx, &p, id.String(), want)
+	if done || err != nil {
+		return v, true, err
+	}
 
 	// B, from before the reservation: W until the claim has committed, C for the call.
-	longest := t.c.cfg.ClaimTimeout + t.lane.sender.Longest()
+	longest := t.longest()
 	err = t.lease.Ensure(ctx, longest)
 	t.point(Ensured)
 	if err != nil {
 		return t.leaseVerdict(), true, fmt.Errorf("lease of school %s before a batch: %w", t.school, err)
-	}
-	id, err := uuid.NewV7()
-	if err != nil {
-		return verdict{kind: verdictFailed}, true, fmt.Errorf("make a batch id: %w", err)
 	}
 	t0 := time.Now()
 	// From here on the batch is carried through even when the replica stops.
@@ -93,7 +98,7 @@ func (t *turn) batch(ctx context.Context) (v verdict, done bool, err error) {
 	results := t.send(ctx, claim, t0.Add(longest))
 	t.lease.Progress()
 	leave()
-	t.observe(p, results)
+	t.observe(ctx, p, results)
 	taken, err := t.record(ctx, claim, results)
 	if err != nil {
 		return verdict{kind: verdictFailed}, true, err
@@ -365,34 +370,6 @@ func (t *turn) content(n *school.Notice) *sender.Content {
 	}
 	t.contents[n.ID] = c
 	return c
-}
-
-// observe lets the lane learn from a batch.
-func (t *turn) observe(p permit, results []sender.Result) {
-	now := time.Now()
-	change, waiters := t.lane.observe(t.school, p, results, now)
-	t.c.lookAt(t.lane.name, waiters)
-	// Who found the school held waits for the end of its lease, unless told.
-	t.tell = t.tell || t.lane.doubted(now)
-	t.emitMisfits(results)
-	switch change {
-	case laneStopped:
-		state := t.lane.state(now)
-		t.c.emit(func(e Events) {
-			e.SenderStopped(SenderStopped{Sender: t.lane.name, School: t.school, Code: state.Code, ProbeIn: state.ResumeIn})
-		})
-		t.c.log.Error("the receiver does not let this sender in: it stops and probes by itself", "event", "sender_stopped", "sender", t.lane.name, "school", t.school)
-	case laneResumed:
-		t.c.emit(func(e Events) { e.SenderResumed(SenderResumed{Sender: t.lane.name}) })
-		t.c.log.Info("the receiver lets this sender in again", "event", "sender_resumed", "sender", t.lane.name)
-	case laneSilent:
-		state := t.lane.state(now)
-		t.c.log.Warn("nobody answers at this sender's receiver: it is probed with one message at a time", "event", "sender_unanswered",
-			"sender", t.lane.name, "code", state.Code, "next_try_ms", state.ResumeIn.Milliseconds())
-	case laneAnswers:
-		t.c.log.Info("this sender's receiver answers again", "event", "sender_answered", "sender", t.lane.name)
-	case laneSame:
-	}
 }
 
 // record writes the outcomes, again and again until they are recorded, another

@@ -139,6 +139,7 @@ func (c *Config) complete() error {
 type Deps struct {
 	Queue      Queue
 	Budget     Budget
+	Rates      Rates
 	Holder     Holder
 	Members    Members
 	Peers      Peers
@@ -153,6 +154,7 @@ type Coordinator struct {
 	cfg     Config
 	queue   Queue
 	budget  Budget
+	rates   Rates
 	holder  Holder
 	members Members
 	peers   Peers
@@ -179,11 +181,11 @@ func New(cfg Config, d Deps) (*Coordinator, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	if d.Queue == nil || d.Budget == nil || d.Holder == nil || d.Members == nil || d.Peers == nil || d.Log == nil {
+	if d.Queue == nil || d.Budget == nil || d.Rates == nil || d.Holder == nil || d.Members == nil || d.Peers == nil || d.Log == nil {
 		return nil, errors.New("coordinator: a part is missing")
 	}
 	c := &Coordinator{
-		cfg: cfg, queue: d.Queue, budget: d.Budget, holder: d.Holder, members: d.Members, peers: d.Peers,
+		cfg: cfg, queue: d.Queue, budget: d.Budget, rates: d.Rates, holder: d.Holder, members: d.Members, peers: d.Peers,
 		lanes:   map[string]*lane{},
 		etc:     newLearnedETC(cfg.ETC, cfg.ETCLeast, cfg.ETCMost),
 		events:  d.Events,
@@ -221,6 +223,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { stop(ErrStopping) })()
 	var helpers sync.WaitGroup
 	helpers.Go(func() { c.tellPeers(soft) })
+	helpers.Go(func() { c.watchSenders(soft) })
 	helpers.Go(func() {
 		if err := c.Tick(soft); err != nil && soft.Err() == nil {
 			c.log.Warn("the agenda could not be filled at start; the dispatch tick tries again", "event", "tick_failed", "error", err)
@@ -327,6 +330,7 @@ func (c *Coordinator) guardedTurn(ctx context.Context, schoolID, senderName stri
 			c.lookAt(l.name, l.stepBack(schoolID))
 		}
 	}()
+	defer t.putBack(ctx)
 	defer func() {
 		if r := recover(); r != nil {
 			c.logPanic("a turn panicked", "turn_panicked", r, "school", schoolID)
@@ -338,6 +342,9 @@ func (c *Coordinator) guardedTurn(ctx context.Context, schoolID, senderName stri
 	if l := c.lanes[senderName]; l != nil {
 		if wait, ok := l.open(schoolID, time.Now()); !ok {
 			return verdict{kind: verdictLater, look: true, wait: wait}, t
+		}
+		if v, ok := t.inLine(ctx, l); ok {
+			return v, t
 		}
 	}
 	v, err := t.run(ctx)

@@ -20,6 +20,7 @@ import (
 	"schoolbell/school"
 	"schoolbell/school/quota/quotatest"
 	"schoolbell/sender"
+	"schoolbell/sender/redisrate/ratetest"
 )
 
 // world is a cluster in memory: one store, one arbiter, one receiver, and as
@@ -30,6 +31,7 @@ type world struct {
 	script   *script
 	outbox   *outbox
 	arbiter  *arbiter
+	rates    *ratetest.Memory
 	receiver *receiver
 	log      *logbook
 
@@ -45,7 +47,7 @@ func inWorld(t *testing.T, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript()
-		w := &world{T: t, script: s, outbox: newOutbox(s), arbiter: newArbiter(s), receiver: newReceiver(s), log: &logbook{}}
+		w := &world{T: t, script: s, outbox: newOutbox(s), arbiter: newArbiter(s), rates: ratetest.NewMemory(time.Now, nil), receiver: newReceiver(s), log: &logbook{}}
 		t.Cleanup(func() { // runs last: after the replicas have stopped
 			for _, secret := range []string{secretTitle, secretBody, secretToken} {
 				require.NotContains(t, w.log.String(), secret)
@@ -70,7 +72,7 @@ func (w *world) start(name string, change ...func(*coordinator.Config, *coordina
 	w.Helper()
 	cfg := coordinator.Config{Instance: name, DefaultSender: "fcm"}
 	deps := coordinator.Deps{
-		Queue: w.outbox, Budget: w.arbiter, Holder: &holder{a: w.arbiter, instance: name},
+		Queue: w.outbox, Budget: w.arbiter, Rates: w.rates, Holder: &holder{a: w.arbiter, instance: name},
 		Members: members{w, name}, Peers: &peers{w: w, name: name},
 		Lanes: []coordinator.Lane{{Name: "fcm", Sender: w.receiver}},
 		Log:   slog.New(slog.NewJSONHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),

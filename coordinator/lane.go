@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -12,32 +13,39 @@ import (
 )
 
 // lane is the way to one receiver as this replica sees it: whether it may be
-// used now, and how many messages are in flight on it. It is local on purpose:
-// a replica that lost its own way to a receiver must not win every lock by
-// failing fastest, and the others must not believe it.
+// used now, and how many messages are in flight on it.
 //
 // Two things close a lane. The breaker: two batches in a row without one answer
-// close it for 1, 2, 4 … 60 s. The stop: the receiver does not let this sender
-// in (credentials, project, URL), for 5 s, 10 s … up to 5 min. What is tried
-// behind a batch without an answer, and behind either pause, is a probe: one
-// message of one school at a time, since each attempt costs its school one of
-// its cycle. The first answer that lets the sender in opens the lane for all.
+// close it for 1, 2, 4 … 60 s. It is local on purpose: a replica that lost its own
+// way to a receiver must not win every lock by failing fastest, and the others must
+// not believe it. The stop: the receiver does not let this sender in (credentials,
+// project, URL), for 5 s, 10 s … up to 5 min. That is true for all replicas, so it
+// is Rates that decides, and the lane holds a copy for who need not ask; a local
+// lane, whose sender nobody else has to know of, decides by itself. What is tried
+// behind a batch without an answer, and behind either pause, is a probe: one message
+// of one school at a time, since each attempt costs its school one of its cycle. The
+// first answer opens a lane that silence closed for all; a stop only the probe's.
 type lane struct {
 	name   string
 	sender sender.Sender
 	room   *sender.Room            // nil: no bound of its own
+	local  bool                    // Rates has nothing to say
 	only   func(token string) bool // nil: every device
 
 	mu       sync.Mutex
-	silent   int             // batches in a row without an answer
-	code     string          // why the last of them had none
-	doubt    time.Time       // until then others go first
-	round    int             // grows each time the lane closes
-	closed   time.Time       // not before this
-	pause    time.Duration   // the pause that ended or ends at closed
-	stopped  bool            // by the receiver; closed is when the next probe may go
-	prober   string          // school whose turn has the place of the probe; empty: it is free
-	behind   map[string]bool // schools that found the place taken
+	silent   int              // batches in a row without an answer
+	code     string           // why the last of them had none, or was refused
+	doubt    time.Time        // until then others go first
+	round    int              // grows each time the lane closes
+	closed   time.Time        // not before this
+	pause    time.Duration    // the pause that ended or ends at closed
+	stopped  bool             // by the receiver; closed is when the next probe may go
+	since    time.Time        // stopped: since when
+	told     time.Time        // when the stop was last heard of
+	prober   string           // school whose turn has the place of the probe; empty: it is free
+	behind   map[string]bool  // schools that found the place taken
+	shared   sender.RateState // what Rates knew lately
+	queued   time.Time        // until then schools stand in the sender's line
 	sent     rate
 	tickets  map[string]func()
 	awaiting map[string]bool
@@ -57,6 +65,7 @@ type Lane struct {
 	Name   string
 	Sender sender.Sender
 	Room   *sender.Room // nil: bounded by slots and batch only
+	Local  bool         // it has no rate, and no receiver to be refused by: Rates is not asked
 
 	// Only says which devices the sender is limited to; nil: it is not. All
 	// others are skipped when the page is read, so they cost no attempt (R44).
@@ -68,7 +77,7 @@ func newLane(l Lane) (*lane, error) {
 		return nil, fmt.Errorf("lane %q: needs a name and a sender", l.Name)
 	}
 	return &lane{
-		name: l.Name, sender: l.Sender, room: l.Room, only: l.Only,
+		name: l.Name, sender: l.Sender, room: l.Room, local: l.Local, only: l.Only,
 		behind: map[string]bool{}, tickets: map[string]func(){}, awaiting: map[string]bool{},
 	}, nil
 }
@@ -163,28 +172,30 @@ const (
 	laneAnswers // behind that an answer came
 )
 
-// observe feeds the results of one batch of the school, and returns who waited
-// for them: they are to be looked at now.
-func (l *lane) observe(schoolID string, p permit, results []sender.Result, now time.Time) (c change, waiters []string) {
-	heard, retryAfter, code := hear(results)
+// observe feeds what a batch of n messages of the school found out, and returns who
+// waited for it: they are to be looked at now.
+func (l *lane) observe(schoolID string, p permit, h heard, n int, now time.Time) (c change, waiters []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.sent.add(now, len(results))
+	l.sent.add(now, n)
 	broken := l.broken()
-	switch heard {
-	case refusal:
+	switch h.of {
+	case sender.HeardRefusal:
 		was := l.stopped
 		if !was {
-			l.pause = 0
+			l.pause, l.since = 0, now
 		}
 		if !was || p.probe {
-			l.close(now, probeFirst, probeMost, retryAfter)
+			l.close(now, probeFirst, probeMost, h.retryAfter)
 		}
-		l.stopped, l.silent, l.code = true, 0, code
+		l.stopped, l.told, l.silent, l.code = true, now, 0, h.code
 		if !was {
 			c = laneStopped
 		}
-	case anAnswer:
+	case sender.HeardAnswer, sender.HeardThrottled:
+		if l.stopped && !p.probe {
+			break // it went out before, and says nothing of now
+		}
 		switch {
 		case l.stopped:
 			c = laneResumed
@@ -193,7 +204,7 @@ func (l *lane) observe(schoolID string, p permit, results []sender.Result, now t
 		}
 		l.stopped, l.silent, l.code, l.pause, l.closed, l.doubt = false, 0, "", 0, time.Time{}, time.Time{}
 		waiters = l.waiters() // whoever has the place of the probe does not need it any more
-	case silence:
+	case sender.HeardSilence:
 		l.doubt = now.Add(doubtFor)
 		switch {
 		case l.stopped && p.probe:
@@ -202,7 +213,7 @@ func (l *lane) observe(schoolID string, p permit, results []sender.Result, now t
 		case l.stopped || p.round != l.round:
 			// It was on the wire when the lane closed, and says nothing new.
 		default:
-			l.code = code
+			l.code = h.code
 			if l.silent++; l.silent >= breakerAfter {
 				l.close(now, breakerFirst, breakerMost, 0)
 				if !broken {
@@ -210,7 +221,7 @@ func (l *lane) observe(schoolID string, p permit, results []sender.Result, now t
 				}
 			}
 		}
-	case nothing:
+	case sender.HeardNothing:
 	}
 	if p.probe && l.prober == schoolID {
 		l.prober = ""
@@ -223,39 +234,143 @@ func (l *lane) observe(schoolID string, p permit, results []sender.Result, now t
 // answered since. The caller holds mu.
 func (l *lane) broken() bool { return l.silent >= breakerAfter }
 
-// heard is what a batch's results say of the receiver.
-type heard int
+// stop takes over that the sender is stopped, since so long, and may be probed in
+// wait.
+func (l *lane) stop(code string, wait, since time.Duration, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.stopped {
+		l.round++
+		l.pause = 0
+	}
+	l.stopped, l.told, l.silent, l.code = true, now, 0, code
+	l.since, l.closed = now.Add(-since), now.Add(wait)
+}
 
-const (
-	nothing  heard = iota // no message was tried
-	silence               // nobody answered
-	anAnswer              // to one message at least
-	refusal               // it does not let this sender in
-)
+// resume takes over that the sender is not stopped any more, and returns who waits
+// for that.
+func (l *lane) resume() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.goOn()
+}
+
+// goOn ends a stop. The caller holds mu.
+func (l *lane) goOn() []string {
+	if !l.stopped {
+		return nil
+	}
+	l.stopped, l.code, l.pause, l.closed = false, "", 0, time.Time{}
+	return l.waiters()
+}
+
+// taken makes the permit what the ticket says of it: a probe of a stop that this
+// replica had not heard of, or none of one that is over. It returns who waits for
+// the latter.
+func (l *lane) taken(schoolID string, p *permit, k sender.Ticket, now time.Time) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !k.Probe {
+		return l.goOn()
+	}
+	if !l.stopped {
+		l.round++
+		l.stopped, l.told, l.silent, l.since, l.closed, l.pause = true, now, 0, now, now, 0
+	}
+	l.prober = schoolID
+	*p = permit{most: 1, probe: true, round: l.round}
+	return nil
+}
+
+// adopt takes over what Rates knew when it was asked, and returns who waits for it.
+func (l *lane) adopt(s sender.RateState, asked, now time.Time) []string {
+	if s.Stopped {
+		l.stop(s.Code, s.ProbeIn, s.Since, now)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.shared = s; s.Waiting > 0 {
+		l.queued = now.Add(2 * sendersWatch)
+	}
+	if s.Stopped || l.told.After(asked) {
+		return nil
+	}
+	return l.goOn()
+}
+
+// refusedWith is the code with which the receiver refuses the sender; empty where
+// it does not, as far as is known here.
+func (l *lane) refusedWith() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.stopped {
+		return ""
+	}
+	return l.code
+}
+
+// crowd notes that schools stand in the sender's line.
+func (l *lane) crowd(now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queued = now.Add(2 * sendersWatch)
+}
+
+func (l *lane) crowded(now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return now.Before(l.queued)
+}
+
+// heard is what a batch's results say of the receiver.
+type heard struct {
+	of         sender.Heard
+	code       string        // of the first that says so
+	retryAfter time.Duration // the longest that is asked for by those
+}
+
+// throttledShare is what part of a batch has to be throttled for the sender's sake: a
+// device or a topic that gets too much is throttled alone.
+const throttledShare = 10
+
+// codeRefused stands for a refusal without a code.
+const codeRefused = "MISCONFIGURED"
 
 // hear takes one answer among many for an answer, and a refusal for what counts.
-// Where there is none, code is the first reason; of a refusal its own.
-func hear(results []sender.Result) (h heard, retryAfter time.Duration, code string) {
+func hear(results []sender.Result) heard {
+	var h heard
+	throttled := heard{of: sender.HeardThrottled}
+	count := 0
 	for i := range results {
 		r := &results[i]
-		of := anAnswer
+		of := sender.HeardAnswer
 		switch {
 		case r.Class == sender.Misconfigured:
-			of, retryAfter = refusal, max(retryAfter, r.RetryAfter)
-			if h != refusal {
-				code = r.Code
-			}
+			of = sender.HeardRefusal
+		case r.Class == sender.Throttled:
+			count++
+			throttled.code = cmp.Or(throttled.code, r.Code)
+			throttled.retryAfter = max(throttled.retryAfter, r.RetryAfter)
 		case r.Class == sender.NotSent && r.Code == sender.CodeGateClosed:
 			continue // that is about the lease
 		case r.Class == sender.NotSent, r.Class == sender.Unknown:
-			of = silence
-			if code == "" && h != refusal {
-				code = r.Code
-			}
+			of = sender.HeardSilence
 		}
-		h = max(h, of)
+		if of > h.of {
+			h = heard{of: of}
+		}
+		if of == h.of && of != sender.HeardAnswer {
+			h.code = cmp.Or(h.code, r.Code)
+			h.retryAfter = max(h.retryAfter, r.RetryAfter)
+		}
 	}
-	return h, retryAfter, code
+	switch {
+	case h.of == sender.HeardAnswer && count*throttledShare >= len(results):
+		return throttled
+	case h.of == sender.HeardRefusal:
+		h.code = cmp.Or(h.code, codeRefused)
+	}
+	return h
 }
 
 // close closes the lane for twice the pause before, from first to most, and at
@@ -268,22 +383,30 @@ func (l *lane) close(now time.Time, first, most, floor time.Duration) {
 
 // LaneState is a lane as people look at it.
 type LaneState struct {
-	Name     string
-	Stopped  bool          // the receiver does not let this sender in
-	Broken   bool          // closed by the breaker, and no answer since
-	Code     string        // where Stopped or Broken: a result's code, such as UNAUTHENTICATED or CONNECT_FAILED
-	ResumeIn time.Duration // until the next try, where Stopped or Broken; 0: with the next message
-	InFlight int           // messages; 0 where the lane has no room of its own
-	Rate     float64       // messages handed over a second, lately, by this replica
+	Name       string
+	Stopped    bool          // the receiver does not let this sender in
+	StoppedFor time.Duration // where Stopped
+	Broken     bool          // closed by the breaker, and no answer since
+	Code       string        // where Stopped or Broken: a result's code, such as UNAUTHENTICATED or CONNECT_FAILED
+	ResumeIn   time.Duration // until the next try, where Stopped or Broken; 0: with the next message
+	InFlight   int           // messages; 0 where the lane has no room of its own
+	Rate       float64       // messages handed over a second, lately, by this replica
+
+	// Shared is what the cluster knows of the sender, a second old or so; nothing
+	// where it is local. Stopped above is newer.
+	Shared sender.RateState
 }
 
 func (l *lane) state(now time.Time) LaneState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := LaneState{Name: l.name, Stopped: l.stopped, Rate: l.sent.perSecond(now), ResumeIn: max(0, l.closed.Sub(now))}
+	s := LaneState{Name: l.name, Stopped: l.stopped, Rate: l.sent.perSecond(now), ResumeIn: max(0, l.closed.Sub(now)), Shared: l.shared}
 	s.Broken = !l.stopped && l.broken()
 	if s.Stopped || s.Broken {
 		s.Code = l.code
+	}
+	if s.Stopped {
+		s.StoppedFor = max(0, now.Sub(l.since))
 	}
 	if l.room != nil {
 		s.InFlight = l.room.InUse()

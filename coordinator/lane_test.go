@@ -42,7 +42,7 @@ func sent(t *testing.T, l *lane, now time.Time, classes ...sender.Class) change 
 	t.Helper()
 	p, _, ok := l.permit("A", now)
 	require.True(t, ok, "lane is closed")
-	c, _ := l.observe("A", p, results(classes...), now)
+	c, _ := l.observe("A", p, hear(results(classes...)), 1, now)
 	return c
 }
 
@@ -99,7 +99,7 @@ func TestWhatFollowsSilenceIsAProbe(t *testing.T) {
 		}
 		_, ok = l.open("A", now)
 		require.True(t, ok, "it has the place")
-		c, waiters := l.observe("A", p, []sender.Result{{Class: sender.NotSent, Code: sender.CodeConnectFailed}}, now)
+		c, waiters := l.observe("A", p, hear([]sender.Result{{Class: sender.NotSent, Code: sender.CodeConnectFailed}}), 1, now)
 		require.Equal(t, []string{"B", "C"}, waiters)
 		require.Equal(t, map[bool]change{true: laneSilent, false: laneSame}[i == 0], c, "said once")
 		state := l.state(now)
@@ -114,7 +114,7 @@ func TestWhatFollowsSilenceIsAProbe(t *testing.T) {
 	require.True(t, ok)
 	_, ok = l.open("C", now)
 	require.False(t, ok)
-	c, waiters := l.observe("B", p, results(sender.Rejected), now)
+	c, waiters := l.observe("B", p, hear(results(sender.Rejected)), 1, now)
 	require.Equal(t, laneAnswers, c)
 	require.Equal(t, []string{"C"}, waiters)
 	p, _, ok = l.permit("C", now)
@@ -137,12 +137,12 @@ func TestAnAnswerToAnotherOpensTheLaneForAll(t *testing.T) {
 	require.True(t, ok && probe.probe)
 	_, ok = l.open("B", epoch)
 	require.False(t, ok)
-	c, waiters := l.observe("early", early, results(sender.Accepted), epoch)
+	c, waiters := l.observe("early", early, hear(results(sender.Accepted)), 1, epoch)
 	require.Equal(t, laneSame, c)
 	require.Equal(t, []string{"B"}, waiters)
 	_, ok = l.open("B", epoch)
 	require.True(t, ok)
-	_, waiters = l.observe("A", probe, results(sender.Unknown), epoch)
+	_, waiters = l.observe("A", probe, hear(results(sender.Unknown)), 1, epoch)
 	require.Empty(t, waiters)
 	require.Zero(t, closedFor(t, l, epoch), "the count began anew")
 	p, _, _ := l.permit("B", epoch)
@@ -158,18 +158,18 @@ func TestAClosedGateSaysNothingOfTheReceiver(t *testing.T) {
 		p, _, ok := l.permit("A", epoch)
 		require.True(t, ok)
 		require.Zero(t, p.most)
-		l.observe("A", p, []sender.Result{gone, gone}, epoch)
+		l.observe("A", p, hear([]sender.Result{gone, gone}), 1, epoch)
 		require.False(t, l.doubted(epoch))
 	}
 	p, _, _ := l.permit("A", epoch)
-	l.observe("A", p, []sender.Result{gone, {Class: sender.Unknown, Code: sender.CodeNoAnswer}}, epoch)
+	l.observe("A", p, hear([]sender.Result{gone, {Class: sender.Unknown, Code: sender.CodeNoAnswer}}), 1, epoch)
 	require.True(t, l.doubted(epoch))
 
 	// A probe that came to nothing is for the next to make.
 	p, _, _ = l.permit("A", epoch)
 	require.True(t, p.probe)
 	l.open("B", epoch)
-	_, waiters := l.observe("A", p, []sender.Result{gone}, epoch)
+	_, waiters := l.observe("A", p, hear([]sender.Result{gone}), 1, epoch)
 	require.Equal(t, []string{"B"}, waiters)
 	_, ok := l.open("B", epoch)
 	require.True(t, ok)
@@ -185,7 +185,7 @@ func TestBreakerDoesNotLengthenForBatchesThatWereOnTheWire(t *testing.T) {
 		wire = append(wire, p)
 	}
 	for _, p := range wire {
-		l.observe("A", p, results(sender.Unknown), now)
+		l.observe("A", p, hear(results(sender.Unknown)), 1, now)
 	}
 	require.Equal(t, time.Second, closedFor(t, l, now), "64 schools saw one and the same silence")
 	now = now.Add(time.Second)
@@ -231,7 +231,7 @@ func TestStoppedSenderIsProbedWithOneMessage(t *testing.T) {
 		if i%2 == 1 {
 			class = sender.Unknown // away on top: that is no way in either
 		}
-		c, waiters := l.observe("A", p, results(class), now)
+		c, waiters := l.observe("A", p, hear(results(class)), 1, now)
 		require.Equal(t, laneSame, c)
 		require.Equal(t, []string{"B", "C"}, waiters)
 	}
@@ -253,14 +253,14 @@ func TestBatchesOnTheWireDoNotLengthenAStop(t *testing.T) {
 		p, _, _ := l.permit("A", now)
 		wire = append(wire, p)
 	}
-	c, _ := l.observe("A", wire[0], results(sender.Misconfigured), now)
+	c, _ := l.observe("A", wire[0], hear(results(sender.Misconfigured)), 1, now)
 	require.Equal(t, laneStopped, c)
 	for i, p := range wire[1:] {
 		class := sender.Misconfigured
 		if i%2 == 0 {
 			class = sender.Unknown
 		}
-		c, _ := l.observe("A", p, results(class), now)
+		c, _ := l.observe("A", p, hear(results(class)), 1, now)
 		require.Equal(t, laneSame, c)
 	}
 	require.Equal(t, 5*time.Second, closedFor(t, l, now))
@@ -270,7 +270,7 @@ func TestAStopHonoursRetryAfter(t *testing.T) {
 	t.Parallel()
 	l := laneOf(t, 0)
 	p, _, _ := l.permit("A", epoch)
-	l.observe("A", p, []sender.Result{{Class: sender.Misconfigured, RetryAfter: time.Minute}}, epoch)
+	l.observe("A", p, hear([]sender.Result{{Class: sender.Misconfigured, RetryAfter: time.Minute}}), 1, epoch)
 	require.Equal(t, time.Minute, closedFor(t, l, epoch))
 }
 
@@ -302,7 +302,7 @@ func TestAPermitThatIsNoProbeFreesNoProbe(t *testing.T) {
 		now := epoch.Add(probeFirst)
 		_, _, ok := l.permit("B", now)
 		require.True(t, ok)
-		l.observe("A", early, results(class), now)
+		l.observe("A", early, hear(results(class)), 1, now)
 		_, ok = l.open("C", now)
 		require.False(t, ok)
 	}

@@ -18,6 +18,7 @@ type metrics struct {
 	record       prometheus.Histogram
 	fenced       prometheus.Counter
 	orphaned     prometheus.Counter
+	rateWait     *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -41,9 +42,11 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Steps that the store refused because a newer owner holds the school."}),
 		orphaned: prometheus.NewCounter(prometheus.CounterOpts{Name: "schoolbell_orphaned_batches_total",
 			Help: "Batches of dead owners that were taken over."}),
+		rateWait: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "schoolbell_sender_rate_wait_seconds_total",
+			Help: "For how long schools were told to wait for their sender's rate, each wait once."}, []string{"sender"}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.read, m.results, m.skipped, m.cycles, m.resumeLag, m.firstSendLag, m.record, m.fenced, m.orphaned)
+		reg.MustRegister(m.read, m.results, m.skipped, m.cycles, m.resumeLag, m.firstSendLag, m.record, m.fenced, m.orphaned, m.rateWait)
 	}
 	return m
 }
@@ -53,9 +56,13 @@ func watchLane(reg prometheus.Registerer, l *lane, members Members) {
 	if reg == nil {
 		return
 	}
+	value := func(name, help string, of func(LaneState) float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{"sender": l.name}},
+			func() float64 { return of(l.state(time.Now())) })
+	}
 	gauge := func(name, help string, is func(LaneState) bool) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{"sender": l.name}}, func() float64 {
-			if is(l.state(time.Now())) {
+		return value(name, help, func(s LaneState) float64 {
+			if is(s) {
 				return 1
 			}
 			return 0
@@ -66,6 +73,19 @@ func watchLane(reg prometheus.Registerer, l *lane, members Members) {
 			func(s LaneState) bool { return s.Stopped || s.Broken && members.OthersUnanswered(s.Name) }),
 		gauge("schoolbell_sender_unanswered", "1 while the receiver does not answer this replica, which then tries one message at a time.",
 			func(s LaneState) bool { return s.Broken }),
+	)
+	if l.local {
+		return
+	}
+	reg.MustRegister(
+		value("schoolbell_sender_rate_per_minute", "Messages that the sender may send a minute now, in the whole cluster; 0: no limit.",
+			func(s LaneState) float64 { return float64(s.Shared.PerMinute) }),
+		value("schoolbell_sender_rate_used_per_minute", "Messages that the whole cluster took of the sender's rate lately, a minute.",
+			func(s LaneState) float64 { return float64(s.Shared.Used) }),
+		value("schoolbell_sender_rate_waiting", "Schools that wait for the sender's rate.",
+			func(s LaneState) float64 { return float64(s.Shared.Waiting) }),
+		gauge("schoolbell_sender_rate_lowered", "1 while the rate is lower than its setting because the receiver asked for less.",
+			func(s LaneState) bool { return s.Shared.Lowered }),
 	)
 }
 

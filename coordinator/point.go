@@ -13,6 +13,7 @@ type Point string
 const (
 	Peeked     Point = "peeked"     // the arbiter was looked at
 	Pinged     Point = "pinged"     // the store answered that it lives
+	Sighted    Point = "sighted"    // the school's place in its sender's line was looked up
 	Looked     Point = "looked"     // the store was asked for work
 	Acquired   Point = "acquired"   // the lock is held
 	Opened     Point = "opened"     // the term is open: the fence has risen
@@ -24,6 +25,7 @@ const (
 	Skipped    Point = "skipped"    // frontiers moved over what is not to be sent
 	Asked      Point = "asked"      // the receiver was asked about unknown outcomes
 	Confirmed  Point = "confirmed"  // and its yes is written
+	Metered    Point = "metered"    // the batch has its sender's rate, or a place in the line
 	Ensured    Point = "ensured"    // the lease outlasts the batch
 	Reserved   Point = "reserved"   // the attempts are counted
 	Lengthened Point = "lengthened" // the lease was too short by the arbiter's word
@@ -33,6 +35,7 @@ const (
 	Cleared    Point = "cleared"    // the lease was looked at for the last time before the send
 	HalfSent   Point = "half-sent"  // some messages have left and some have not
 	Sent       Point = "sent"       // the call has returned
+	Reported   Point = "reported"   // what it found out about the receiver is known to all
 	Recorded   Point = "recorded"   // its outcomes are written
 	Settled    Point = "settled"    // and the rest, where there is one, is exact
 	Reopened   Point = "reopened"   // a term was opened anew within the turn
@@ -47,8 +50,8 @@ const (
 // Points lists them.
 func Points() []Point {
 	return []Point{
-		Peeked, Pinged, Looked, Acquired, Opened, Bound, TakenOver, Drained, Reconciled, Paged, Skipped, Asked,
-		Confirmed, Ensured, Reserved, Lengthened, Rebuilt, Checked, Claimed, Cleared, HalfSent, Sent, Recorded,
+		Sighted, Peeked, Pinged, Looked, Acquired, Opened, Bound, TakenOver, Drained, Reconciled, Paged, Skipped, Asked,
+		Confirmed, Metered, Ensured, Reserved, Lengthened, Rebuilt, Checked, Claimed, Cleared, HalfSent, Sent, Reported, Recorded,
 		Settled, Reopened, Rebound, Withdrawn, GivenBack, Ended, Released, Extended,
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"schoolbell/school"
+	"schoolbell/sender"
 )
 
 // Queue is what the scheduler needs of the outbox. Each method that changes
@@ -87,6 +88,19 @@ type Budget interface {
 	Rebuild(ctx context.Context, schoolID, acquisition string, fence int64, ledger school.Ledger, rule school.Rule) error
 	Reserve(ctx context.Context, r school.Reservation) (school.Grant, error)
 	Settle(ctx context.Context, s school.Settlement) error
+}
+
+// Rates is the arbiter of the senders: their rates, and whether their receivers let
+// them in, for the whole cluster. It may forget, and then grants nothing at first.
+type Rates interface {
+	// Take takes a batch of a sender's rate, or a place in the line for it. Asked
+	// again with the same id it has the same answer.
+	Take(ctx context.Context, t sender.Take) (sender.Ticket, error)
+	// Report says what a batch found out about the receiver. Of several that find
+	// out the same, one is told that something changed.
+	Report(ctx context.Context, r sender.Report) (sender.Reported, error)
+	// Look tells what is known of a sender, and of a school's place where one is named.
+	Look(ctx context.Context, l sender.Look) (sender.RateState, error)
 }
 
 // Lease is a school's lock while it is held.

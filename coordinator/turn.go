@@ -20,7 +20,7 @@ const (
 	verdictBusy                      // another replica holds the school
 	verdictDrain                     // a dead owner's call may still be in flight
 	verdictYield                     // others wait for the slot
-	verdictLater                     // the sender is closed, or the pace asks to wait
+	verdictLater                     // the sender is closed, its rate is used up, or the pace asks to wait
 	verdictLine                      // no room among the sender's messages in flight
 	verdictLost                      // the lease or the term is another's
 	verdictFailed                    // an error; backs off
@@ -51,6 +51,9 @@ type turn struct {
 	rule  school.Rule
 	lane  *lane
 	floor school.Ledger // the ledger as this term has written it
+
+	ticket sender.Ticket // of the batch in hand, where its sender has a rate
+	ticked time.Time     // when it was given
 
 	filled bool // the last reservation reached the limit
 

@@ -2,7 +2,8 @@
 --
 -- KEYS[1]  rate hash of the sender
 -- ARGV[1]  school whose place is looked for, or empty
--- ARGV[2]  settings: messages a minute   ARGV[3]  most messages of a batch   ARGV[4]  ms of the ramp
+-- ARGV[2]  the code with which the caller believes the sender to be stopped, or empty
+-- ARGV[3]  settings: messages a minute   ARGV[4]  most messages of a batch   ARGV[5]  ms of the ramp
 --
 -- Returns  {"STATE", now_ms, now_per_minute, used_per_minute, waiting, place_ms, stopped_ms, code, probe_in_ms, probe, lowered_ms, lowered_code, epoch}
 --          place_ms: until the school's place comes, 0 if it has, -1 if it has none
@@ -15,14 +16,15 @@
 -- message; a repeat is no matter.
 -- include rate.lua
 
-local key, school = KEYS[1], ARGV[1]
-if school ~= '' and not valid_school(school) then
-  return redis.error_reply('ERR rate: look: school is not acceptable')
+local key, school, believed = KEYS[1], ARGV[1], ARGV[2]
+if (school ~= '' and not valid_school(school)) or not valid_code(believed) then
+  return redis.error_reply('ERR rate: look: school or code is not acceptable')
 end
-if not read_settings(2) then
+if not read_settings(3) then
   return redis.error_reply('ERR rate: look: a number is missing or out of range')
 end
 load(key)
+believe(believed)
 mint()
 if fresh then save(key) end
 local at = -1

@@ -85,7 +85,7 @@ if heard == 'throttled' then
     end
   else
     if limit == 0 and level(now) == 1000 then
-      s.base = math.max(used(), most)
+      s.base = math.max(used(), most * 60)
     end
     s.level = math.max(LOWEST, math.floor(level(now) / 2))
     s.level_until_ms, s.level_hold_ms = now + hold, hold

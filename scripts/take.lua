@@ -32,11 +32,7 @@ if not (want and longest and read_settings(6) and want <= most) then
 end
 
 load(key)
-if fresh and believed ~= '' then
-  -- It was lost together with the stop, which one message is enough to find again.
-  s.stopped_ms, s.stopped_code = now, believed
-  s.pause_ms, s.probe_in_ms, s.probe_ms = PROBE_FIRST, 0, now
-end
+believe(believed)
 mint()
 
 local known = string.find(' ' .. s.taken, ' ' .. id .. ',', 1, true)

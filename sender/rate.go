@@ -49,6 +49,13 @@ type Ticket struct {
 	Stopped time.Duration // TakeStopped: since when
 }
 
+// A Look asks what the cluster knows of a sender.
+type Look struct {
+	Sender   string
+	School   string // whose place in the line is asked for; may be empty
+	Believed string // as in a Take
+}
+
 // Heard is what a batch says of the receiver.
 type Heard int
 

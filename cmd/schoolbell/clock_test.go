@@ -23,6 +23,7 @@ import (
 var clocks = map[string]string{
 	"coordinator/batch.go":            "durations of a batch, the lane's pauses, how long a record takes",
 	"coordinator/coordinator.go":      "the agenda, which lives and dies with the process",
+	"coordinator/line.go":             "how old a ticket is, and the lane's pauses",
 	"coordinator/metrics.go":          "how long a lane stays closed, in this process",
 	"coordinator/turn.go":             "durations of a turn; moments that the database told as durations",
 	"coordinator/node/jobs.go":        "the steady clock of the schedules",

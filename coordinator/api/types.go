@@ -194,12 +194,27 @@ type Sender struct {
 	Name          string  `json:"name"`
 	Kind          string  `json:"kind"`            // fcm, relay, log
 	State         string  `json:"state"`           // running, stopped
-	Reason        string  `json:"reason"`          // why it is stopped, or which replicas get no answer; empty otherwise
+	Reason        string  `json:"reason"`          // why it is stopped or its rate lowered, or which replicas get no answer; empty otherwise
 	RatePerMinute int     `json:"rate_per_minute"` // its cluster-wide limit; 0: none
-	RatePerSecond float64 `json:"rate_per_second"` // messages handed over lately
+	RatePerSecond float64 `json:"rate_per_second"` // messages handed over lately by the answering replica
+
+	// Of the whole cluster, a second old or so.
+	RateNowPerMinute  int  `json:"rate_now_per_minute"`  // what it may send now: less while it ramps up or is lowered; 0: no limit
+	RateUsedPerMinute int  `json:"rate_used_per_minute"` // what it sent lately
+	SchoolsWaiting    int  `json:"schools_waiting"`      // for the rate
+	RateLowered       bool `json:"rate_lowered"`         // the receiver asked for less
+
+	Stop *SenderStop `json:"stop,omitempty"` // where State is stopped
 
 	DryRun     bool `json:"dry_run,omitempty"`     // messages are checked and none is delivered
 	OnlyTokens *int `json:"only_tokens,omitempty"` // how many listed devices it sends to, all others are skipped; absent: to all
+}
+
+// SenderStop is what is known of a stop.
+type SenderStop struct {
+	Code             string  `json:"code"`               // with which the receiver refused it, or ours where nobody answers
+	Seconds          float64 `json:"seconds"`            // how long it has been stopped; 0: not known
+	NextProbeSeconds float64 `json:"next_probe_seconds"` // until one message is tried; 0: the next one is
 }
 
 // List is one page of a list. An empty Next ends it.

@@ -46,12 +46,15 @@ func (c cluster) Senders(ctx context.Context) ([]web.SenderStatus, error) {
 	all := make([]web.SenderStatus, len(lanes))
 	for i, l := range lanes {
 		conf := c.conf.Senders[l.Name]
-		all[i] = web.SenderStatus{Name: l.Name, Kind: conf.Kind, RatePerSecond: l.Rate, DryRun: conf.DryRun}
+		all[i] = web.SenderStatus{Name: l.Name, Kind: conf.Kind, RatePerMinute: conf.RatePerMinute, RatePerSecond: l.Rate, DryRun: conf.DryRun,
+			RateNow: l.Shared.PerMinute, RateUsed: l.Shared.Used, Waiting: l.Shared.Waiting, Lowered: l.Shared.Lowered}
 		if tokens, limited := c.only[l.Name]; limited {
 			n := len(tokens)
 			all[i].OnlyTokens = &n
 		}
-		all[i].Stopped, all[i].Reason = stateOf(l, c.self, members)
+		if all[i].Stopped, all[i].Reason = stateOf(l, c.self, members); all[i].Stopped {
+			all[i].Code, all[i].Since, all[i].NextProbe = l.Code, l.StoppedFor, l.ResumeIn
+		}
 	}
 	return all, nil
 }
@@ -64,7 +67,11 @@ func stateOf(l coordinator.LaneState, self string, members []watchdog.Member) (s
 		next = "; next try in " + max(time.Second, l.ResumeIn.Round(time.Second)).String()
 	}
 	if l.Stopped {
-		return true, "the receiver does not let this sender in" + next
+		why := "the receiver does not let this sender in"
+		if l.Code != "" {
+			why += ": " + l.Code
+		}
+		return true, why + next
 	}
 	var silent []string // the others as of their last heartbeat
 	live := 1
@@ -85,6 +92,35 @@ func stateOf(l coordinator.LaneState, self string, members []watchdog.Member) (s
 		return false, fmt.Sprintf("no answer at %d of %d replicas, this one among them%s", len(silent)+1, live, here)
 	case len(silent) > 0:
 		return false, fmt.Sprintf("no answer at %d of %d replicas: %s", len(silent), live, strings.Join(silent, ", "))
+	case l.Shared.Lowered && l.Shared.LowerFor > 0:
+		return false, fmt.Sprintf("the receiver asks for less: %s; the rate is lowered and grows again in %s", l.Shared.LowerBy, max(time.Second, l.Shared.LowerFor.Round(time.Second)))
+	case l.Shared.Lowered:
+		return false, fmt.Sprintf("the receiver asked for less: %s; the rate was lowered and grows again", l.Shared.LowerBy)
 	}
 	return false, ""
 }
+
+// senderChecks are what /readyz says of the senders: one that is stopped degrades
+// the replica, which goes on taking notices.
+func senderChecks(coord *coordinator.Coordinator, roster *watchdog.Roster, names []string) map[string]func(context.Context) error {
+	all := map[string]func(context.Context) error{}
+	for _, name := range names {
+		all["sender "+name] = func(context.Context) error {
+			for _, l := range coord.Lanes() {
+				if l.Name == name && (l.Stopped || l.Broken && roster.OthersUnanswered(name)) {
+					return stoppedSender{l.Code}
+				}
+			}
+			return nil
+		}
+	}
+	return all
+}
+
+// stoppedSender is a sender whose receiver does not let it in, or answers nobody.
+type stoppedSender struct{ code string }
+
+func (e stoppedSender) Error() string { return "the sender is stopped: " + e.code }
+
+// State is what /readyz shows.
+func (e stoppedSender) State() string { return "stopped" }

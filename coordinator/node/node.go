@@ -24,6 +24,7 @@ import (
 	"schoolbell/school"
 	"schoolbell/school/quota/redisquota"
 	"schoolbell/scripts"
+	"schoolbell/sender/redisrate"
 	"schoolbell/watchdog"
 	"schoolbell/watchdog/redislease"
 )
@@ -31,6 +32,7 @@ import (
 // The adapters fit what their callers declare; nobody else sees both sides.
 var (
 	_ coordinator.Budget  = (*redisquota.Budget)(nil)
+	_ coordinator.Rates   = (*redisrate.Rates)(nil)
 	_ coordinator.Members = (*watchdog.Roster)(nil)
 	_ coordinator.Peers   = (*redislease.Wakes)(nil)
 	_ web.Arbiter         = (*redisquota.Budget)(nil)
@@ -167,6 +169,10 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	for i := range senders {
 		senders[i].Sender = line.sender(senders[i].Sender)
 	}
+	rates, err := redisrate.New(client, keys, limits(s))
+	if err != nil {
+		return nil, err
+	}
 	queue, rule := mutated(n.outbox, budget)
 	if d.Budget != nil {
 		rule = d.Budget(rule)
@@ -181,7 +187,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		Retry:         school.RetryPolicy{Max: s.Retry.Max, Base: s.Retry.Base},
 		DefaultSender: s.DefaultSender,
 	}, coordinator.Deps{
-		Queue: queue, Budget: rule, Holder: holder{n.keeper}, Members: n.roster, Peers: n.wakes,
+		Queue: queue, Budget: rule, Rates: rates, Holder: holder{n.keeper}, Members: n.roster, Peers: n.wakes,
 		Lanes: senders, Log: n.log, Registerer: reg,
 	})
 	if err != nil {
@@ -199,6 +205,8 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	for name := range s.Senders {
 		names = append(names, name)
 	}
+	checks := senderChecks(n.coord, n.roster, names)
+	checks["redis"] = health
 	auth := web.Everyone()
 	if s.HTTP.Auth == settings.AuthKeys {
 		auth = web.AdminKey(string(s.HTTP.AdminKey))
@@ -209,7 +217,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	}, web.Deps{
 		Notices: n.outbox, Schools: n.outbox, Database: n.outbox, Arbiter: budget, Waker: n.coord,
 		Cluster: cluster{self: s.InstanceID, roster: n.roster, coord: n.coord, conf: s, only: only}, Auth: auth,
-		Checks:     map[string]func(context.Context) error{"redis": health},
+		Checks:     checks,
 		Registerer: reg, Gatherer: reg, Log: n.log, Now: now,
 	})
 	if err != nil {

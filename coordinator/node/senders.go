@@ -22,6 +22,27 @@ import (
 // guardClose is how long calls that overran are waited for at the stop.
 const guardClose = 2 * time.Second
 
+// fcmRamp is how long FCM asks traffic to take from nothing to its whole rate
+// (firebase.google.com/docs/cloud-messaging/scale-fcm).
+const fcmRamp = time.Minute
+
+// limits are what the senders keep to across the cluster. One that writes to the log
+// has nothing to keep to.
+func limits(s settings.Settings) map[string]sender.Limit {
+	all := map[string]sender.Limit{}
+	for name, cfg := range s.Senders {
+		l := sender.Limit{PerMinute: cfg.RatePerMinute, Batch: s.Dispatch.Batch}
+		switch cfg.Kind {
+		case settings.KindLog:
+			continue
+		case settings.KindFCM:
+			l.Ramp = fcmRamp
+		}
+		all[name] = l
+	}
+	return all
+}
+
 // lanes builds the configured senders, each measured and guarded, with room for
 // its messages in flight. stop ends them; their calls have returned by then.
 func lanes(s settings.Settings, only allowed, log *slog.Logger, reg prometheus.Registerer) (all []coordinator.Lane, stop func() error, err error) {
@@ -84,7 +105,7 @@ func lanes(s settings.Settings, only allowed, log *slog.Logger, reg prometheus.R
 		if err != nil {
 			return nil, nil, errors.Join(fmt.Errorf("sender %s: %w", name, err), stop())
 		}
-		all = append(all, coordinator.Lane{Name: name, Sender: guard, Room: room, Only: only.of(name)})
+		all = append(all, coordinator.Lane{Name: name, Sender: guard, Room: room, Local: cfg.Kind == settings.KindLog, Only: only.of(name)})
 	}
 	return all, stop, nil
 }

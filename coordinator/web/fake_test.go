@@ -318,7 +318,8 @@ func (f fakeCluster) Replicas(context.Context) ([]Replica, error) {
 }
 
 func (fakeCluster) Senders(context.Context) ([]SenderStatus, error) {
-	return []SenderStatus{{Name: "log", Kind: "log"}, {Name: "fcm", Kind: "fcm", Stopped: true, Reason: "authentication", RatePerMinute: 600000}}, nil
+	return []SenderStatus{{Name: "log", Kind: "log"}, {Name: "fcm", Kind: "fcm", Stopped: true, Reason: "authentication", RatePerMinute: 600000,
+		RateNow: 60000, RateUsed: 12000, Waiting: 3, Lowered: true, Code: "UNAUTHENTICATED", Since: 90 * time.Second, NextProbe: 2500 * time.Millisecond}}, nil
 }
 
 var testNow = time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)

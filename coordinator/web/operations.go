@@ -32,8 +32,13 @@ func (s *Server) getCluster(ctx context.Context, _ nothing) (answer, error) {
 		if sn.Stopped {
 			state = "stopped"
 		}
-		out.Senders = append(out.Senders, api.Sender{Name: sn.Name, Kind: sn.Kind, State: state, Reason: sn.Reason,
-			RatePerMinute: sn.RatePerMinute, RatePerSecond: sn.RatePerSecond, DryRun: sn.DryRun, OnlyTokens: sn.OnlyTokens})
+		one := api.Sender{Name: sn.Name, Kind: sn.Kind, State: state, Reason: sn.Reason,
+			RatePerMinute: sn.RatePerMinute, RatePerSecond: sn.RatePerSecond, DryRun: sn.DryRun, OnlyTokens: sn.OnlyTokens,
+			RateNowPerMinute: sn.RateNow, RateUsedPerMinute: sn.RateUsed, SchoolsWaiting: sn.Waiting, RateLowered: sn.Lowered}
+		if sn.Stopped {
+			one.Stop = &api.SenderStop{Code: sn.Code, Seconds: sn.Since.Seconds(), NextProbeSeconds: sn.NextProbe.Seconds()}
+		}
+		out.Senders = append(out.Senders, one)
 	}
 	return answer{body: out}, nil
 }

@@ -215,8 +215,11 @@ func TestCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	require.JSONEq(t, `{"replicas":[{"instance":"one","version":"v1","since":"2026-03-02T09:00:00Z","schools_held":2,"rate_per_second":0,"self":true}],
-		"senders":[{"name":"log","kind":"log","state":"running","reason":"","rate_per_minute":0,"rate_per_second":0},
-		{"name":"fcm","kind":"fcm","state":"stopped","reason":"authentication","rate_per_minute":600000,"rate_per_second":0}]}`, w.get("/v1/cluster").Body.String())
+		"senders":[{"name":"log","kind":"log","state":"running","reason":"","rate_per_minute":0,"rate_per_second":0,
+			"rate_now_per_minute":0,"rate_used_per_minute":0,"schools_waiting":0,"rate_lowered":false},
+		{"name":"fcm","kind":"fcm","state":"stopped","reason":"authentication","rate_per_minute":600000,"rate_per_second":0,
+			"rate_now_per_minute":60000,"rate_used_per_minute":12000,"schools_waiting":3,"rate_lowered":true,
+			"stop":{"code":"UNAUTHENTICATED","seconds":90,"next_probe_seconds":2.5}}]}`, w.get("/v1/cluster").Body.String())
 	w = newWorld(t, func(_ *Config, d *Deps) { d.Cluster = fakeCluster{err: errors.New("away")} })
 	got := requireAnswer[api.Cluster](t, w.get("/v1/cluster"), http.StatusOK)
 	require.True(t, got.Degraded)

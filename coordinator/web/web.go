@@ -116,11 +116,19 @@ type SenderStatus struct {
 	Name          string
 	Kind          string
 	Stopped       bool
-	Reason        string // why it is stopped, or what keeps a part of the replicas from sending
+	Reason        string // why it is stopped or lowered, or what keeps a part of the replicas from sending
 	RatePerMinute int    // 0: no limit
 	RatePerSecond float64
-	DryRun        bool // the receiver checks messages and delivers none
-	OnlyTokens    *int // how many devices it is limited to; nil: it is not
+
+	RateNow    int           // messages that the cluster may send a minute now; 0: no limit
+	RateUsed   int           // that it sent a minute, lately
+	Waiting    int           // schools that wait for the rate
+	Lowered    bool          // the receiver asked for less
+	Code       string        // Stopped: a result's code
+	Since      time.Duration // Stopped: how long it has been; 0: not known
+	NextProbe  time.Duration // Stopped: until the next try; 0: with the next message
+	DryRun     bool          // the receiver checks messages and delivers none
+	OnlyTokens *int          // how many devices it is limited to; nil: it is not
 }
 
 // Config is what can be set. A zero field is its default.

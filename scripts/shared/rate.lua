@@ -78,6 +78,14 @@ local function load(key)
   if s.stopped_ms > now then s.stopped_ms = now end
 end
 
+-- believe takes the caller's word for a stop that was lost: one message is enough
+-- to find out.
+local function believe(code)
+  if not fresh or code == '' then return end
+  s.stopped_ms, s.stopped_code = now, code
+  s.pause_ms, s.probe_in_ms, s.probe_ms = PROBE_FIRST, 0, now
+end
+
 -- level is what part of 1000 of the rate is left at a moment.
 local function level(at)
   local past = at - s.level_until_ms

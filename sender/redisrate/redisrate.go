@@ -117,10 +117,10 @@ func heard(h sender.Heard) string {
 
 // Look looks at the sender, and at the school's place in its line where a school
 // is named. Where nothing is known of the sender it begins to be.
-func (r *Rates) Look(ctx context.Context, name, schoolID string) (sender.RateState, error) {
-	k, err := r.run(ctx, r.look, name, schoolID)
+func (r *Rates) Look(ctx context.Context, l sender.Look) (sender.RateState, error) {
+	k, err := r.run(ctx, r.look, l.Sender, l.School, l.Believed)
 	if err != nil {
-		return sender.RateState{}, fmt.Errorf("look at the rate of sender %s: %w", name, err)
+		return sender.RateState{}, fmt.Errorf("look at the rate of sender %s: %w", l.Sender, err)
 	}
 	s := sender.RateState{PerMinute: int(k.int(0)), Used: int(k.int(1)), Waiting: int(k.int(2))}
 	if at := k.millis(3); at >= 0 {
@@ -135,7 +135,7 @@ func (r *Rates) Look(ctx context.Context, name, schoolID string) (sender.RateSta
 	if k.status != "STATE" {
 		k.fail("unknown answer %q", k.status)
 	}
-	return s, k.of("look", name)
+	return s, k.of("look", l.Sender)
 }
 
 func (r *Rates) run(ctx context.Context, s *redis.Script, name string, args ...any) (*reply, error) {

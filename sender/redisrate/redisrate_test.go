@@ -113,8 +113,9 @@ func (l *live) Report(r sender.Report) sender.Reported {
 	return out
 }
 
-func (l *live) Look(school string) sender.RateState {
-	s, err := l.r.Look(context.Background(), l.name, school)
+func (l *live) Look(k sender.Look) sender.RateState {
+	k.Sender = l.name
+	s, err := l.r.Look(context.Background(), k)
 	require.NoError(l.tb, err)
 	return s
 }
@@ -174,7 +175,7 @@ func TestBrokenRulesAreCaught(t *testing.T) {
 		"everybody probes":             {"take", "wait <= 0 and s.prober_until_ms > now and s.prober ~= school", "false"},
 		"a probe is a batch":           {"take", "return granted(1, 1)", "return granted(want, 1)"},
 		"a probe costs nothing":        {"take", "s.sold = from + UNIT\n", ""},
-		"a lost stop is forgotten":     {"take", "if fresh and believed ~= '' then", "if false then"},
+		"a lost stop is forgotten":     {"rate", "if not fresh or code == '' then return end", "if true then return end"},
 		"a place is for anything":      {"take", "local size = math.min(want, p.n)", "local size = want"},
 		"every refusal stops":          {"report", "s.stopped_ms == 0 and (epoch == s.epoch or fresh)", "s.stopped_ms == 0"},
 		"every refusal lengthens":      {"report", "elseif probe then\n    stop_for(math.min(s.pause_ms * 2, PROBE_MOST))\n    s.stopped_code", "elseif true then\n    stop_for(math.min(s.pause_ms * 2, PROBE_MOST))\n    s.stopped_code"},

@@ -35,9 +35,10 @@ type death struct {
 }
 
 const (
-	nothing  = "nothing is reserved yet: no batch can have reached the limit"
-	watching = "the watchdog does not know of batches"
-	curing   = "the attempts that it is about were not granted yet"
+	nothing    = "nothing is reserved yet: no batch can have reached the limit"
+	watching   = "the watchdog does not know of batches"
+	throttling = "there is one such batch"
+	curing     = "the attempts that it is about were not granted yet"
 )
 
 // deaths says for every point how a process comes there.
@@ -49,7 +50,9 @@ func deaths() []death {
 	meddled := stands(coordinator.Ensured, 900*time.Millisecond)
 	slow := stands(coordinator.Claimed, 1500*time.Millisecond)
 	sent := map[string]string{"FAILPOINT": "sent"}
+	limited := map[string]string{"SCHOOLBELL_SENDERS_RELAY_RATE_PER_MINUTE": "600"} // a batch a second
 	return []death{
+		{point: coordinator.Sighted, only: nothing, env: limited},
 		{point: coordinator.Peeked, only: nothing},
 		{point: coordinator.Pinged, only: nothing},
 		{point: coordinator.Looked, only: nothing},
@@ -63,6 +66,7 @@ func deaths() []death {
 		{point: coordinator.Skipped, only: nothing, school: "off"},
 		{point: coordinator.Asked, only: nothing, school: "lost"},
 		{point: coordinator.Confirmed, only: nothing, school: "lost"},
+		{point: coordinator.Metered, only: nothing},
 		{point: coordinator.Ensured, only: nothing},
 		{point: coordinator.Reserved},
 		{point: coordinator.Lengthened, only: curing, env: meddled, meddle: shortenLock},
@@ -74,6 +78,7 @@ func deaths() []death {
 		{point: coordinator.Cleared},
 		{point: coordinator.HalfSent, fcm: true, env: stands(coordinator.HalfSent, 600*time.Millisecond)}, // until the first half is there
 		{point: coordinator.Sent},
+		{point: coordinator.Reported, only: throttling, school: "quota"},
 		{point: coordinator.Recorded},
 		{point: coordinator.Settled},
 		{point: coordinator.Withdrawn, env: slow, filled: batch},
@@ -238,7 +243,7 @@ func TestKilledAtEveryPoint(t *testing.T) {
 	t.Logf("%d points, %d deaths of %d\n%s", len(points), len(all), whole, table.String())
 }
 
-// prepared makes the template: three schools, paused, with a notice each.
+// prepared makes the template: four schools, paused, with a notice each.
 func prepared(ctx context.Context, t *testing.T, s Servers) map[string]Posted {
 	t.Helper()
 	own := s
@@ -251,7 +256,8 @@ func prepared(ctx context.Context, t *testing.T, s Servers) map[string]Posted {
 	posted := map[string]Posted{}
 	for name, recipients := range map[string]iter.Seq2[api.Recipient, error]{
 		"A": Devices("A", devices), "off": changed(Devices("off", 5), func(r *api.Recipient) { r.Enabled = new(bool) }),
-		"lost": changed(Devices("lost", 5), func(r *api.Recipient) { r.Token = "loseanswer1-" + r.Token }),
+		"lost":  changed(Devices("lost", 5), func(r *api.Recipient) { r.Token = "loseanswer1-" + r.Token }),
+		"quota": changed(Devices("quota", 5), func(r *api.Recipient) { r.Token = "quota1-" + r.Token }),
 	} {
 		_, err := a.DB.Exec(ctx, `SELECT schoolbell_put_school($1, NULL, NULL, NULL, NULL)`, name)
 		require.NoError(t, err)

@@ -63,11 +63,7 @@ func (s Settings) CheckServe() error {
 		}
 	}
 	for _, name := range s.SenderNames() {
-		path := "senders." + name + "."
 		snd := s.Senders[name]
-		// FCM's default stands for the limiter to come and refuses nothing, wherever
-		// it was written: printed settings have to be settings.
-		later(path+"rate_per_minute", snd.RatePerMinute != NewSender(snd.Kind).RatePerMinute)
 		if snd.Kind == KindFCM {
 			c.credentials(name, snd)
 		}
@@ -334,6 +330,10 @@ func (c *check) times(name string) {
 	s, snd := c.s, c.s.Senders[name]
 	if snd.InFlight < s.Dispatch.Batch {
 		c.add("senders."+name+".in_flight", "%d does not hold one batch, %s; raise in_flight or lower dispatch.batch", snd.InFlight, c.cite("dispatch.batch", s.Dispatch.Batch))
+	}
+	// 0 is a relay's default: no limit.
+	if snd.RatePerMinute > 0 && snd.RatePerMinute < s.Dispatch.Batch {
+		c.add("senders."+name+".rate_per_minute", "%d does not carry one batch a minute, %s; raise rate_per_minute or lower dispatch.batch", snd.RatePerMinute, c.cite("dispatch.batch", s.Dispatch.Batch))
 	}
 	b := s.BatchTime(name)
 	parts := c.cite("dispatch.claim_timeout", s.Dispatch.ClaimTimeout) + " + " + c.cite("senders."+name+".call_timeout", snd.CallTimeout)

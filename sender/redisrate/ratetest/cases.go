@@ -40,12 +40,14 @@ var (
 	fcm   = sender.Limit{PerMinute: 600_000, Batch: 200, Ramp: time.Minute} // as FCM's default
 )
 
+func look(s Subject) sender.RateState { return s.Look(sender.Look{Sender: "fcm"}) }
+
 func full(int, int) int { return 200 }
 
 // begun begins a sender long enough ago that its rate is there.
 func begun(s Subject, l sender.Limit) int64 {
 	s.Limit(l)
-	s.Look("")
+	look(s)
 	s.At(Epoch + 10_000)
 	return Epoch + 10_000
 }
@@ -100,7 +102,7 @@ var cases = map[string]func(t *testing.T, s Subject){
 	},
 	"it holds two seconds of its rate": func(t *testing.T, s Subject) {
 		s.Limit(plain)
-		s.Look("")
+		look(s)
 		s.At(Epoch + 3_600_000)
 		taken := 0
 		for i := range 20 {
@@ -120,8 +122,8 @@ var cases = map[string]func(t *testing.T, s Subject){
 		for i := range 100 {
 			require.Equal(t, 200, s.Take(takeOf("A", fmt.Sprint(i), 200)).Size)
 		}
-		require.Zero(t, s.Look("").PerMinute)
-		require.Equal(t, 120_000, s.Look("").Used)
+		require.Zero(t, look(s).PerMinute)
+		require.Equal(t, 120_000, look(s).Used)
 	},
 	"a repeat takes nothing": func(t *testing.T, s Subject) {
 		begun(s, plain)
@@ -134,7 +136,7 @@ var cases = map[string]func(t *testing.T, s Subject){
 		}
 		require.Equal(t, sender.TakeLater, s.Take(takeOf("B", "c", 200)).Kind)
 		require.Equal(t, s.Take(takeOf("C", "d", 200)).Wait, s.Take(takeOf("C", "d", 200)).Wait)
-		require.Equal(t, 2, s.Look("").Waiting)
+		require.Equal(t, 2, look(s).Waiting)
 	},
 	"who was refused goes before who comes later": func(t *testing.T, s Subject) {
 		s.Limit(slow)
@@ -166,7 +168,7 @@ var cases = map[string]func(t *testing.T, s Subject){
 		s.Take(takeOf("B", "2", 200))
 		s.At(Epoch + 4_000)
 		require.Equal(t, 200, s.Take(takeOf("B", "3", 200)).Size)
-		require.True(t, !s.Look("dead").Placed)
+		require.True(t, !s.Look(sender.Look{Sender: "fcm", School: "dead"}).Placed)
 		k := s.Take(takeOf("dead", "4", 200))
 		require.Equal(t, sender.TakeLater, k.Kind)
 		require.True(t, k.Joined, "at the end of the line, as anybody")
@@ -245,7 +247,7 @@ var cases = map[string]func(t *testing.T, s Subject){
 		k = s.Take(takeOf("B", "stops", 1))
 		s.Report(refusal(k))
 		s.At(now - 7_200_000)
-		require.Equal(t, 5*time.Second, s.Look("").ProbeIn)
+		require.Equal(t, 5*time.Second, look(s).ProbeIn)
 		require.Equal(t, 5*time.Second, s.Take(takeOf("C", "asks", 1)).Wait)
 		s.At(now - 7_200_000 + 5_000)
 		require.True(t, s.Take(takeOf("B", "probe", 1)).Probe)
@@ -265,7 +267,7 @@ var cases = map[string]func(t *testing.T, s Subject){
 	},
 	"what is out of use comes to its rate over a minute": func(t *testing.T, s Subject) {
 		s.Limit(fcm)
-		require.Equal(t, 60_000, s.Look("").PerMinute, "it begins with a tenth")
+		require.Equal(t, 60_000, look(s).PerMinute, "it begins with a tenth")
 		sent := func(from int64) (first, last int) {
 			gone, err := Crowd{Schools: 20, Want: full, Late: 5}.Run(Seeded(1), s, fcm.PerMinute, from, 62_000, nil)
 			require.NoError(t, err)
@@ -283,17 +285,17 @@ var cases = map[string]func(t *testing.T, s Subject){
 		first, last := sent(Epoch)
 		require.LessOrEqual(t, first, 3_000)
 		require.Greater(t, last, 18_000)
-		require.Equal(t, 600_000, s.Look("").PerMinute)
+		require.Equal(t, 600_000, look(s).PerMinute)
 		s.At(Epoch + 62_000 + 30_000)
-		require.InDelta(t, 330_000, s.Look("").PerMinute, 15_000, "half of the way back after half a minute")
+		require.InDelta(t, 330_000, look(s).PerMinute, 15_000, "half of the way back after half a minute")
 		s.At(Epoch + 600_000)
-		require.Equal(t, 60_000, s.Look("").PerMinute)
+		require.Equal(t, 60_000, look(s).PerMinute)
 		first, _ = sent(Epoch + 600_000)
 		require.LessOrEqual(t, first, 5_000)
 	},
 	"a small rate has no ramp": func(t *testing.T, s Subject) {
 		s.Limit(sender.Limit{PerMinute: 12_000, Batch: 200, Ramp: time.Minute})
-		require.Equal(t, 12_000, s.Look("").PerMinute)
+		require.Equal(t, 12_000, look(s).PerMinute)
 	},
 	"throttling lowers the rate for a while, once for what was on the way": func(t *testing.T, s Subject) {
 		now := begun(s, plain)
@@ -314,26 +316,26 @@ var cases = map[string]func(t *testing.T, s Subject){
 			require.False(t, r.Lowered)
 			require.Equal(t, 30_000, r.PerMinute)
 		}
-		state := s.Look("")
+		state := look(s)
 		require.True(t, state.Lowered)
 		require.Equal(t, time.Minute, state.LowerFor)
 		require.Equal(t, "QUOTA_EXCEEDED", state.LowerBy)
 		s.At(now + 1_000)
 		require.False(t, throttled(way[7], time.Second, 90*time.Second).Lowered)
-		require.Equal(t, 90*time.Second, s.Look("").LowerFor, "it may ask for longer")
+		require.Equal(t, 90*time.Second, look(s).LowerFor, "it may ask for longer")
 		s.At(now + 91_000)
-		require.Equal(t, 30_000, s.Look("").PerMinute)
+		require.Equal(t, 30_000, look(s).PerMinute)
 		s.At(now + 91_000 + 60_000)
-		require.Equal(t, 42_000, s.Look("").PerMinute, "a fifth of the whole in a minute")
+		require.Equal(t, 42_000, look(s).PerMinute, "a fifth of the whole in a minute")
 		s.At(now + 91_000 + 150_000)
-		require.Equal(t, 60_000, s.Look("").PerMinute)
-		require.False(t, s.Look("").Lowered)
+		require.Equal(t, 60_000, look(s).PerMinute)
+		require.False(t, look(s).Lowered)
 		for i := range 10 {
 			k := s.Take(takeOf("A", fmt.Sprint("more", i), 1))
 			throttled(k, 0, time.Second)
 			s.At(now + 241_000 + int64(i+1)*100)
 		}
-		require.Equal(t, 3_720, s.Look("").PerMinute, "never to nothing")
+		require.Equal(t, 3_720, look(s).PerMinute, "never to nothing")
 	},
 	"a sender without a limit is lowered from what it used": func(t *testing.T, s Subject) {
 		s.Limit(sender.Limit{Batch: 200})
@@ -347,15 +349,15 @@ var cases = map[string]func(t *testing.T, s Subject){
 		require.InDelta(t, 30_000, r.PerMinute, 1_000)
 		require.Equal(t, sender.TakeLater, s.Take(takeOf("A", "n", 200)).Kind, "with nothing")
 		s.At(Epoch + 10_000 + 10_000 + 160_000)
-		require.Zero(t, s.Look("").PerMinute)
-		require.Zero(t, s.Look("").Waiting)
+		require.Zero(t, look(s).PerMinute)
+		require.Zero(t, look(s).Waiting)
 		require.Equal(t, 200, s.Take(takeOf("A", "m", 200)).Size)
 	},
 	"a stopped sender is probed by one at a time, after longer and longer": func(t *testing.T, s Subject) {
 		now := begun(s, plain)
 		stopped(t, s)
 		for i, seconds := range []int64{5, 10, 20, 40, 80, 160, 300, 300} {
-			state := s.Look("")
+			state := look(s)
 			require.True(t, state.Stopped && !state.Probing)
 			require.Equal(t, "UNAUTHENTICATED", state.Code)
 			require.Equal(t, time.Duration(seconds)*time.Second, state.ProbeIn)
@@ -374,7 +376,7 @@ var cases = map[string]func(t *testing.T, s Subject){
 				require.Equal(t, sender.TakeStopped, k.Kind, "a second probe")
 				require.Equal(t, 5*time.Second, k.Wait)
 			}
-			require.True(t, s.Look("").Probing)
+			require.True(t, look(s).Probing)
 			r := refusal(probe)
 			if i%2 == 1 {
 				r.Heard = sender.HeardSilence // away on top
@@ -390,7 +392,7 @@ var cases = map[string]func(t *testing.T, s Subject){
 		require.Equal(t, sender.ChangeResumed, r.Change)
 		require.Equal(t, 1_215_000*time.Millisecond+100*time.Millisecond, r.Stopped)
 		require.Equal(t, sender.ChangeResumed, s.Report(heard(probe, sender.HeardAnswer)).Change, "a repeat has the same answer")
-		require.False(t, s.Look("").Stopped)
+		require.False(t, look(s).Stopped)
 		k := s.Take(takeOf("A", "on", 200))
 		require.Equal(t, 200, k.Size)
 		require.False(t, k.Probe)
@@ -404,12 +406,12 @@ var cases = map[string]func(t *testing.T, s Subject){
 		require.Equal(t, sender.ChangeStopped, s.Report(refusal(first)).Change, "a repeat has the same answer")
 		require.Equal(t, sender.ChangeNone, s.Report(refusal(early)).Change)
 		require.Equal(t, sender.ChangeNone, s.Report(heard(early, sender.HeardAnswer)).Change, "an answer to what went out before")
-		require.Equal(t, 5*time.Second, s.Look("").ProbeIn)
+		require.Equal(t, 5*time.Second, look(s).ProbeIn)
 		s.At(now + 5_000)
 		probe := s.Take(takeOf("E", "probe", 100))
 		require.Equal(t, sender.ChangeResumed, s.Report(heard(probe, sender.HeardThrottled)).Change)
 		require.Equal(t, sender.ChangeNone, s.Report(refusal(slowest)).Change, "it went out before the stop that is over")
-		require.False(t, s.Look("").Stopped)
+		require.False(t, look(s).Stopped)
 	},
 	"a stop honours what the receiver asks for": func(t *testing.T, s Subject) {
 		begun(s, plain)
@@ -449,9 +451,12 @@ var cases = map[string]func(t *testing.T, s Subject){
 		require.Equal(t, 1, k.Size)
 		require.Equal(t, sender.TakeStopped, s.Take(takeOf("B", "3", 200)).Kind)
 		require.Equal(t, sender.ChangeProbing, s.Report(refusal(k)).Change)
-		require.Equal(t, 10*time.Second, s.Look("").ProbeIn)
+		require.Equal(t, 10*time.Second, look(s).ProbeIn)
 		s.Forget()
-		k = s.Take(takeOf("A", "4", 1)) // nobody knows
+		require.True(t, s.Look(sender.Look{Sender: "fcm", Believed: "UNAUTHENTICATED"}).Stopped, "a look is enough")
+		require.True(t, s.Take(takeOf("A", "4", 10)).Probe)
+		s.Forget()
+		k = s.Take(takeOf("A", "5", 1)) // nobody knows
 		require.Equal(t, sender.TakeLater, k.Kind)
 	},
 	"a refusal of what was granted before everything was lost stops the sender": func(t *testing.T, s Subject) {

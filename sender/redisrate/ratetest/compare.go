@@ -75,7 +75,11 @@ func Compare(src Source, s Subject, steps int) error {
 			}
 			what, want, got = fmt.Sprintf("%+v", r), pure.Report(r), s.Report(r)
 		case k < 58:
-			what, want, got = "look for "+school, pure.Look(school), s.Look(school)
+			l := sender.Look{Sender: "fcm", School: school}
+			if src.Intn(5) == 0 {
+				l.Believed = "UNAUTHENTICATED"
+			}
+			what, want, got = fmt.Sprintf("%+v", l), pure.Look(l), s.Look(l)
 		case k < 59:
 			both(Subject.Forget)
 			continue

@@ -2,7 +2,6 @@ package ratetest
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -21,7 +20,8 @@ type Memory struct {
 	takes  []sender.Take
 }
 
-// NewMemory returns the arbiter of the senders named, by the clock given.
+// NewMemory returns the arbiter of the senders named, by the clock given. Others have
+// no limit.
 func NewMemory(now func() time.Time, limits map[string]sender.Limit) *Memory {
 	return &Memory{now: now, limits: limits, models: map[string]*Model{}}
 }
@@ -58,7 +58,7 @@ func (m *Memory) do(op, name string, f func(model *Model, now int64)) error {
 	}
 	l, ok := m.limits[name]
 	if !ok {
-		return fmt.Errorf("sender %q is not configured", name)
+		l = sender.Limit{Batch: 1000}
 	}
 	if m.models[name] == nil {
 		m.models[name] = &Model{Limit: l}
@@ -83,7 +83,7 @@ func (m *Memory) Report(_ context.Context, r sender.Report) (out sender.Reported
 }
 
 // Look looks at a sender.
-func (m *Memory) Look(_ context.Context, name, schoolID string) (out sender.RateState, err error) {
-	err = m.do("look", name, func(model *Model, now int64) { out = model.Look(now, schoolID) })
+func (m *Memory) Look(_ context.Context, l sender.Look) (out sender.RateState, err error) {
+	err = m.do("look", l.Sender, func(model *Model, now int64) { out = model.Look(now, l) })
 	return out, err
 }

@@ -80,6 +80,14 @@ func (m *Model) load(now int64) (fresh bool) {
 	return fresh
 }
 
+func (m *Model) believe(fresh bool, code string) {
+	if !fresh || code == "" {
+		return
+	}
+	m.stopped, m.stoppedCode = m.now, code
+	m.pause, m.probeIn, m.probeAt = probeFirst, 0, m.now
+}
+
 func (m *Model) levelAt(at int64) int64 {
 	past := at - m.levelUntil
 	if past <= 0 {
@@ -185,11 +193,7 @@ func (m *Model) free() (units, from int64) {
 
 // Take is take.lua.
 func (m *Model) Take(now int64, t sender.Take) sender.Ticket {
-	fresh := m.load(now)
-	if fresh && t.Believed != "" {
-		m.stopped, m.stoppedCode = now, t.Believed
-		m.pause, m.probeIn, m.probeAt = probeFirst, 0, now
-	}
+	m.believe(m.load(now), t.Believed)
 	m.mint()
 	granted := func(n int64, probe bool) sender.Ticket {
 		return sender.Ticket{Kind: sender.Taken, ID: t.ID, Size: int(n), Probe: probe, Epoch: m.epoch}
@@ -310,7 +314,7 @@ func (m *Model) Report(now int64, r sender.Report) sender.Reported {
 			}
 		default:
 			if m.limit() == 0 && m.levelAt(now) == 1000 {
-				m.base = max(m.used(), int64(m.Limit.Batch))
+				m.base = max(m.used(), int64(m.Limit.Batch)*60)
 			}
 			m.level = max(lowest, m.levelAt(now)/2)
 			m.levelUntil, m.levelHold = now+hold, hold
@@ -323,15 +327,17 @@ func (m *Model) Report(now int64, r sender.Report) sender.Reported {
 }
 
 // Look is look.lua.
-func (m *Model) Look(now int64, school string) sender.RateState {
+func (m *Model) Look(now int64, l sender.Look) sender.RateState {
 	was := *m
 	was.line, was.taken = slices.Clone(m.line), slices.Clone(m.taken)
-	if fresh := m.load(now); !fresh {
+	fresh := m.load(now)
+	if !fresh {
 		defer func() { *m = was }() // it changes nothing
 	}
+	m.believe(fresh, l.Believed)
 	m.mint()
 	s := sender.RateState{PerMinute: int(m.rate(now)), Used: int(m.used()), Waiting: len(m.line)}
-	if i := m.find(school); i >= 0 && !m.lapsed(m.line[i]) {
+	if i := m.find(l.School); i >= 0 && !m.lapsed(m.line[i]) {
 		if s.Placed = true; m.minted < m.line[i].ends {
 			s.PlaceIn = ms(m.waitFor(m.line[i].ends - m.minted))
 		}

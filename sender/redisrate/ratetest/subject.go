@@ -14,7 +14,7 @@ type Subject interface {
 	Limit(l sender.Limit)
 	Take(t sender.Take) sender.Ticket
 	Report(r sender.Report) sender.Reported
-	Look(school string) sender.RateState
+	Look(l sender.Look) sender.RateState
 	// Forget loses everything.
 	Forget()
 }
@@ -41,4 +41,4 @@ func (p *Pure) Take(t sender.Take) sender.Ticket { return p.Model.Take(p.at, t) 
 func (p *Pure) Report(r sender.Report) sender.Reported { return p.Model.Report(p.at, r) }
 
 // Look implements Subject.
-func (p *Pure) Look(school string) sender.RateState { return p.Model.Look(p.at, school) }
+func (p *Pure) Look(l sender.Look) sender.RateState { return p.Model.Look(p.at, l) }
