@@ -39,6 +39,7 @@ type Notice struct {
 	Delivery    Delivery
 	ScheduledAt time.Time // zero: at once
 	ExpiresAt   time.Time // zero: never
+	Fallback    string    // text of the SMS that follows a definite failure (R35); empty: none follows
 	TraceParent string    // W3C trace context of the request that made it; empty without one
 
 	// Topic, where it is not empty, stands in place of recipients: the devices of
@@ -101,6 +102,7 @@ type Progress struct {
 	Status      Status
 	Closing     Reason // Cancelled or Expired: it takes no more attempts; empty otherwise
 	Counts      Counts
+	Fallbacks   *FallbackCounts // nil: the notice has no fallback, or in a list
 	CreatedAt   time.Time
 	FirstSendAt time.Time // zero: not yet
 	LastSendAt  time.Time
@@ -118,6 +120,7 @@ type RecipientRow struct {
 	Code      string
 	Reason    Reason
 	NextTryAt time.Time // zero: none
+	Fallback  PostState // empty: none was made
 }
 
 // Accepted is the answer to a notice: it is committed.

@@ -30,6 +30,7 @@ const (
 	MaxKey        = 255       // characters of an idempotency key (R27)
 	MaxName       = 255       // characters of a school's name
 	MaxLink       = 2048      // bytes of an image's or a link's address
+	MaxSMS        = 2000      // characters of a fallback's text: ten times what one SMS or LMS of most providers carries
 )
 
 var idPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)

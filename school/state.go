@@ -124,6 +124,21 @@ type Change struct {
 	Retire     bool // the device is gone: retire it
 }
 
+// Definite reports whether the recipient has failed for good by the receiver's
+// own word: the device is gone, the message was refused, or the last permitted
+// attempt was definitely not taken. It is what a fallback follows (R35). Where the
+// last outcome is unknown the message may have arrived; one that was cancelled,
+// has expired or was switched off was not to arrive any more.
+func (c Change) Definite() bool {
+	switch c.State {
+	case Fail:
+		return true
+	case PermanentFail:
+		return c.Reason == RejectedReason || c.Reason == MismatchReason || c.Reason == RetriesExhausted
+	}
+	return false
+}
+
 // Next is the one place where the outcome of a send moves a recipient and where
 // retries are counted (R20, R33). It refuses a recipient that is not waiting
 // for an attempt and an outcome it does not know; nothing is moved then.

@@ -92,6 +92,9 @@ type Recorded struct {
 	Notice int64
 	Seq    int
 	Change Change
+	// Fallback: the notice has a fallback and the failure is definite, so that its
+	// fallback is made with the record, once in the recipient's life.
+	Fallback bool
 }
 
 // BatchRecord settles a batch with the outcome of each of its recipients.

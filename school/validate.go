@@ -72,6 +72,9 @@ func ValidateNotice(n *Notice, now time.Time) error {
 	if !n.ExpiresAt.IsZero() && !n.ScheduledAt.IsZero() && !n.ExpiresAt.After(n.ScheduledAt) {
 		return &FieldError{Field: "expires_at", Message: "must be after scheduled_at"}
 	}
+	if err := validateSMS(n.Fallback); err != nil {
+		return err
+	}
 	if n.IdempotencyKey != "" {
 		if err := ValidateKey(n.IdempotencyKey); err != nil {
 			return err
@@ -92,6 +95,14 @@ func ValidateExpiry(n *Notice, now time.Time) error {
 		return &FieldError{Field: "expires_at", Message: "has passed already"}
 	}
 	return nil
+}
+
+// validateSMS checks the text of a fallback; empty is none.
+func validateSMS(text string) error {
+	if utf8.RuneCountInString(text) > MaxSMS {
+		return &FieldError{Field: "fallback.sms", Message: "is longer than 2,000 characters", Size: true}
+	}
+	return validateText("fallback.sms", text)
 }
 
 // ValidateKey checks an idempotency key: 1 to 255 printable characters (R27).

@@ -166,7 +166,7 @@ func (db *DB) acceptCall(ctx context.Context, n *school.Notice, sql string, args
 		var o opened
 		err = change(ctx, db.ingest, "accept notice", func(c *pgx.Conn) error {
 			n.ID = id
-			return c.QueryRow(ctx, sql, call...).Scan(&o.outcome, &o.id, &o.status, &o.total)
+			return askAccept(ctx, c, sql, call, n, &o)
 		})
 		if err != nil {
 			return school.Receipt{}, acceptError(err)
@@ -225,6 +225,11 @@ func (db *DB) acceptStream(ctx context.Context, n *school.Notice, args []any, he
 		receipt.Total = src.seq
 		if _, err := tx.Exec(ctx, `SELECT schoolbell_fill_notice($1, $2, $3)`, n.ID, src.seq, seen.duplicates); err != nil {
 			return err
+		}
+		if n.Fallback != "" {
+			if _, err := tx.Exec(ctx, giveFallbackSQL, n.ID, n.School, n.Fallback); err != nil {
+				return err
+			}
 		}
 		return tx.Commit(ctx)
 	})

@@ -52,6 +52,7 @@ type noticeModel struct {
 	Image       string
 	Link        string
 	Topic       *string
+	FallbackSMS *string `gorm:"column:fallback_sms"`
 
 	TotalCount             int
 	WaitingCount           int
@@ -82,6 +83,7 @@ func (m *noticeModel) progress() (school.Progress, error) {
 			Content:  school.Content{Title: m.Title, Body: m.Body, Data: m.Data, Image: m.Image, Link: m.Link},
 			Priority: priority, Delivery: school.Delivery(m.Delivery),
 			ScheduledAt: m.ScheduledAt.Time, ExpiresAt: m.ExpiresAt.Time, TraceParent: m.TraceParent, Topic: orEmpty(m.Topic),
+			Fallback: orEmpty(m.FallbackSMS),
 		},
 		Status: school.Status(m.JobStatus), Closing: school.Reason(orEmpty(m.Closing)),
 		Counts: school.Counts{

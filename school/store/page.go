@@ -58,7 +58,7 @@ const firstSQL = `SELECT n.place, n.id, t.seq, t.job_status, ` + switchedOff + `
 	) t WHERE n.ahead < $2`
 
 // noticesSQL reads the content of each notice on the page, once.
-const noticesSQL = `SELECT c.id, c.title, c.body, c.data, c.image, c.link, c.priority, c.delivery, c.scheduled_at, c.expires_at, c.traceparent,
+const noticesSQL = `SELECT c.id, c.title, c.body, c.data, c.image, c.link, c.priority, c.delivery, c.scheduled_at, c.expires_at, c.traceparent, coalesce(c.fallback_sms, ''),
 		(extract(epoch FROM now() - c.due_at) * 1000000)::bigint, (extract(epoch FROM c.expires_at - now()) * 1000000)::bigint
 	FROM (SELECT n.id FROM (` + turnRows + `) n WHERE n.ahead < $2 UNION SELECT a.cluster_id FROM (` + againRows + `) a) i
 	JOIN push_clusters c ON c.id = i.id`
@@ -164,7 +164,7 @@ func readPage(results pgx.BatchResults, schoolID string, limit int) (school.Page
 			expiresIn          *int64
 		)
 		err := rows.Scan(&n.ID, &n.Content.Title, &n.Content.Body, &data, &n.Content.Image, &n.Content.Link, &priority, &n.Delivery,
-			&scheduled, &expires, &n.TraceParent, &dueFor, &expiresIn)
+			&scheduled, &expires, &n.TraceParent, &n.Fallback, &dueFor, &expiresIn)
 		if err != nil {
 			return err
 		}

@@ -30,11 +30,20 @@ type readModels struct {
 func (r readModels) Notice(ctx context.Context, id int64) (school.Progress, error) {
 	op := fmt.Sprintf("notice %d", id)
 	var m noticeModel
-	err := r.run(ctx, op, func(q *gorm.DB) error { return q.Where("id = ?", id).Take(&m).Error })
+	var fallbacks *school.FallbackCounts
+	err := r.run(ctx, op, func(q *gorm.DB) error {
+		err := q.Where("id = ?", id).Take(&m).Error
+		if err == nil && m.FallbackSMS != nil {
+			fallbacks, err = countFallbacks(q, id)
+		}
+		return err
+	})
 	if err != nil {
 		return school.Progress{}, err
 	}
-	return m.progress()
+	p, err := m.progress()
+	p.Fallbacks = fallbacks
+	return p, err
 }
 
 // Notices lists notices, newest first. school.ErrUnavailable; *school.FieldError
@@ -96,6 +105,7 @@ func (r readModels) Recipients(ctx context.Context, id int64, f school.Recipient
 		return nil, err
 	}
 	var list []recipientModel
+	var fallbacks map[int]school.PostState
 	err := r.run(ctx, op, func(session *gorm.DB) error {
 		q := session.Where("cluster_id = ? AND seq > ?", id, f.After).Order("seq").Limit(f.Limit)
 		if f.State != "" {
@@ -104,7 +114,12 @@ func (r readModels) Recipients(ctx context.Context, id int64, f school.Recipient
 		if f.Code != "" {
 			q = q.Where("error_code = ?", f.Code)
 		}
-		if err := q.Find(&list).Error; err != nil || len(list) > 0 {
+		if err := q.Find(&list).Error; err != nil {
+			return err
+		}
+		if len(list) > 0 {
+			var err error
+			fallbacks, err = fallbacksOf(session, id, list[0].Seq, list[len(list)-1].Seq)
 			return err
 		}
 		var known noticeModel
@@ -119,7 +134,7 @@ func (r readModels) Recipients(ctx context.Context, id int64, f school.Recipient
 		rows[i] = school.RecipientRow{
 			Seq: m.Seq, Ref: orEmpty(m.Ref), MessageID: school.MessageID(m.ClusterID, m.Seq), Token: m.Token,
 			State: school.State(m.JobStatus), Attempts: m.Attempts, Code: orEmpty(m.ErrorCode),
-			Reason: school.Reason(orEmpty(m.Reason)), NextTryAt: m.RetryAfter.Time,
+			Reason: school.Reason(orEmpty(m.Reason)), NextTryAt: m.RetryAfter.Time, Fallback: fallbacks[m.Seq],
 		}
 	}
 	return rows, nil

@@ -23,6 +23,9 @@ const recordSQL = `SELECT schoolbell_record($1, $2, $3, $4, $5, $6, $7, $8, $9, 
 // cycle (R13). Where a notice was cancelled or has expired meanwhile, no retry
 // follows. Recording again what this owner recorded is no error.
 //
+// Where a recipient is to have a fallback and its failure is definite, the
+// fallback is made in the same transaction, once in its life (R35).
+//
 // school.ErrTakenOver: another settled the batch and the results are void.
 // ErrMismatch: the results are not the batch's. school.ErrNotFound: no such
 // batch was ever committed. school.ErrUnavailable and school.ErrCommitUnknown:
@@ -34,9 +37,17 @@ func (db *DB) Record(ctx context.Context, r school.BatchRecord) error {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return change(ctx, db.dispatch, op, func(c *pgx.Conn) error {
-		_, err := c.Exec(ctx, recordSQL, r.Batch, r.School, r.Owner, r.Fence, r.Cycle, r.Filled, restMillis(r.Rest),
-			o.okNotice, o.okN, o.notice, o.seq, o.status, o.attempts, o.retries, o.orphans, o.retryIn, o.code, o.reason, o.retire)
-		return err
+		args := []any{r.Batch, r.School, r.Owner, r.Fence, r.Cycle, r.Filled, restMillis(r.Rest),
+			o.okNotice, o.okN, o.notice, o.seq, o.status, o.attempts, o.retries, o.orphans, o.retryIn, o.code, o.reason, o.retire}
+		if len(o.fallSeq) == 0 {
+			_, err := c.Exec(ctx, recordSQL, args...)
+			return err
+		}
+		// One message and so one transaction: the failure and its fallback, or neither.
+		var batch pgx.Batch
+		batch.Queue(recordSQL, args...)
+		batch.Queue(recordFallbackSQL, r.School, o.fallNotice, o.fallSeq)
+		return c.SendBatch(ctx, &batch).Close()
 	})
 }
 
@@ -52,6 +63,9 @@ type outcomes struct {
 	retryIn                         []int64
 	code, reason                    []*string
 	retire                          []bool
+
+	fallNotice []int64 // recipients for whom a fallback is made
+	fallSeq    []int32
 }
 
 func outcomesOf(results []school.Recorded) (*outcomes, error) {
@@ -93,6 +107,9 @@ func outcomesOf(results []school.Recorded) (*outcomes, error) {
 		o.code = append(o.code, stringOrNil(c.Code))
 		o.reason = append(o.reason, stringOrNil(string(c.Reason)))
 		o.retire = append(o.retire, c.Retire)
+		if r.Fallback && c.Definite() {
+			o.fallNotice, o.fallSeq = append(o.fallNotice, r.Notice), append(o.fallSeq, int32(r.Seq))
+		}
 	}
 	return o, nil
 }

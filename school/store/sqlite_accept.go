@@ -366,6 +366,11 @@ func (tx *sqliteTx) openNotice(n *school.Notice, args []any, total, duplicates i
 		}
 		if made == 1 {
 			n.ID = id
+			if n.Fallback != "" {
+				if _, err := tx.exec(`UPDATE push_clusters SET fallback_sms = ?2 WHERE id = ?1`, id, n.Fallback); err != nil {
+					return school.Receipt{}, err
+				}
+			}
 			return school.Receipt{ID: id, School: n.School, Status: school.NoticePending, Total: total}, nil
 		}
 	}

@@ -162,7 +162,7 @@ func (tx *sqliteTx) pageNotices(list []pageRow, schoolID string) (map[int64]*sch
 	if err != nil {
 		return nil, err
 	}
-	err = tx.each(`SELECT c.id, c.title, c.body, c.data, c.image, c.link, c.priority, c.delivery, c.scheduled_at, c.expires_at, c.traceparent, c.due_at
+	err = tx.each(`SELECT c.id, c.title, c.body, c.data, c.image, c.link, c.priority, c.delivery, c.scheduled_at, c.expires_at, c.traceparent, coalesce(c.fallback_sms, ''), c.due_at
 		FROM json_each(?1) AS x CROSS JOIN push_clusters AS c ON c.id = x.value`, []any{text}, func(scan func(...any) error) error {
 		n := &school.Notice{School: schoolID}
 		var (
@@ -172,7 +172,7 @@ func (tx *sqliteTx) pageNotices(list []pageRow, schoolID string) (map[int64]*sch
 			due                int64
 		)
 		err := scan(&n.ID, &n.Content.Title, &n.Content.Body, &data, &n.Content.Image, &n.Content.Link, &priority, &n.Delivery,
-			&scheduled, &expires, &n.TraceParent, &due)
+			&scheduled, &expires, &n.TraceParent, &n.Fallback, &due)
 		if err != nil {
 			return err
 		}

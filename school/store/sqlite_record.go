@@ -157,6 +157,9 @@ func (db *SQLite) Record(ctx context.Context, r school.BatchRecord) error {
 		if err := tx.move(&ledger); err != nil {
 			return err
 		}
+		if err := tx.recordFallbacks(r.School, o); err != nil {
+			return err
+		}
 		return tx.retire(r.School, b.claimedAt, o)
 	})
 }

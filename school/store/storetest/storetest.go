@@ -45,6 +45,9 @@ type Store interface {
 	Recipients(ctx context.Context, id int64, f school.RecipientFilter) ([]school.RecipientRow, error)
 	Cancel(ctx context.Context, notice int64) error
 
+	ClaimFallbacks(ctx context.Context, limit int, lease time.Duration) ([]school.Fallback, error)
+	SettleFallback(ctx context.Context, f school.Fallback, p school.Posted) error
+
 	PutSchool(ctx context.Context, id string, c school.SchoolChange) (s school.School, created bool, err error)
 	School(ctx context.Context, id string) (school.Backlog, error)
 	Schools(ctx context.Context, afterID string, limit int) ([]school.Backlog, error)
@@ -74,7 +77,7 @@ type Instance struct {
 
 // Run runs the suite on instances that open makes, one for each test.
 func Run(t *testing.T, open func(t *testing.T) *Instance) {
-	for _, group := range [][]test{acceptTests, topicTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, schoolTests, historyTests} {
+	for _, group := range [][]test{acceptTests, topicTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, schoolTests, fallbackTests, historyTests} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
@@ -194,7 +197,7 @@ func (w *world) results(c school.Claim, outcome func(i int, k *school.Work) scho
 		e.Delivery = k.Notice.Delivery
 		change, err := school.Next(k.Standing, e, policy)
 		require.NoError(w.t, err)
-		rs = append(rs, school.Recorded{Notice: k.Notice.ID, Seq: k.Seq, Change: change})
+		rs = append(rs, school.Recorded{Notice: k.Notice.ID, Seq: k.Seq, Change: change, Fallback: k.Notice.Fallback != ""})
 	}
 	return rs
 }
