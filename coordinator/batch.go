@@ -445,7 +445,9 @@ func (t *turn) outcomes(c school.Claim, results []sender.Result) (school.BatchRe
 			return r, fmt.Errorf("recipient %s of batch %s: %w", school.MessageID(w.Notice.ID, w.Seq), c.Batch, err)
 		}
 		t.c.metrics.countResult(t.lane.name, outcome, change)
-		r.Results = append(r.Results, school.Recorded{Notice: w.Notice.ID, Seq: w.Seq, Change: change})
+		r.Results = append(r.Results, school.Recorded{
+			Notice: w.Notice.ID, Seq: w.Seq, Change: change, Fallback: w.Notice.Fallback != "" && change.Definite(),
+		})
 	}
 	return r, nil
 }

@@ -25,6 +25,14 @@ type NoticeRequest struct {
 	ScheduledAt *time.Time        `json:"scheduled_at,omitempty"`
 	ExpiresAt   *time.Time        `json:"expires_at,omitempty"`
 	Delivery    string            `json:"delivery,omitempty"` // at_least_once (default), at_most_once
+	Fallback    *Fallback         `json:"fallback,omitempty"` // only where the server has a webhook for it
+}
+
+// Fallback is what follows where a recipient has definitely failed, once each:
+// never where the message may have arrived, and not for one that was skipped, was
+// cancelled or has expired.
+type Fallback struct {
+	SMS string `json:"sms"` // the text; at most 2,000 characters
 }
 
 // Recipient is one device.
@@ -69,6 +77,13 @@ type Skipped struct {
 	NotAllowed int `json:"not_allowed"`
 }
 
+// Fallbacks count a notice's fallbacks by what became of them.
+type Fallbacks struct {
+	Pending int `json:"pending"`
+	Sent    int `json:"sent"` // taken by the webhook
+	Failed  int `json:"failed"`
+}
+
 // Notice is a notice with what became of it so far.
 type Notice struct {
 	ID     string `json:"id"`
@@ -91,6 +106,7 @@ type Notice struct {
 	FirstSendAt *time.Time        `json:"first_send_at,omitempty"`
 	LastSendAt  *time.Time        `json:"last_send_at,omitempty"`
 	EndedAt     *time.Time        `json:"ended_at,omitempty"`
+	Fallback    *Fallbacks        `json:"fallback,omitempty"` // where it has one; absent in lists
 	// ExpectedEndAt is when the school's sending rule lets the last recipient
 	// go, if all that waits at the school now goes before it. Absent where
 	// nothing waits, the school is paused, or in lists.
@@ -108,6 +124,7 @@ type RecipientStatus struct {
 	ErrorCode string     `json:"error_code"`
 	Reason    string     `json:"reason"`
 	NextTryAt *time.Time `json:"next_try_at"`
+	Fallback  string     `json:"fallback,omitempty"` // PENDING, SENT, FAILED; absent where none was made
 }
 
 // SchoolChange is the body of PUT /v1/schools/{id}; absent fields stay.

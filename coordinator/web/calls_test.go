@@ -111,6 +111,27 @@ func TestSameKeyWhileUnderWay(t *testing.T) {
 
 // TestRepeatAfterExpiry: the same request gets its first answer however late it
 // comes; a new one that has expired is refused, key or not, and nothing is kept.
+func TestFallback(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *Config, _ *Deps) { c.Fallback = true })
+	require.Equal(t, http.StatusAccepted, w.post(with(`"fallback":{"sms":"call us"}`)).Code)
+	require.Equal(t, http.StatusAccepted, w.post(with(`"fallback":null`)).Code)
+	require.Equal(t, http.StatusAccepted, w.upload(strings.NewReader(`{"school":"A","title":"t","fallback":{"sms":"call us"}}`+"\n"+`{"token":"a"}`+"\n")).Code)
+	require.Equal(t, []string{"call us", "", "call us"},
+		[]string{w.store.notices[1].notice.Fallback, w.store.notices[2].notice.Fallback, w.store.notices[3].notice.Fallback})
+	require.Contains(t, w.get("/v1/notices/1").Body.String(), `"fallback":{"pending":1,"sent":2,"failed":3}`)
+	require.NotContains(t, w.get("/v1/notices/2").Body.String(), `fallback`)
+	require.Contains(t, w.get("/v1/notices/1/recipients").Body.String(), `"fallback":"SENT"`)
+	require.NotContains(t, w.get("/v1/notices/2/recipients").Body.String(), `fallback`)
+
+	bare := newWorld(t, nil)
+	rec := bare.post(with(`"fallback":{"sms":"call us"}`))
+	requireError(t, rec, api.InvalidArgument, "fallback")
+	require.Contains(t, rec.Body.String(), "set fallback.url (SCHOOLBELL_FALLBACK_URL)")
+	require.NotContains(t, rec.Body.String(), "call us")
+	requireError(t, bare.upload(strings.NewReader(`{"school":"A","title":"t","fallback":{"sms":"call us"}}`+"\n"+`{"token":"a"}`+"\n")), api.InvalidArgument, "fallback")
+}
+
 func TestRepeatAfterExpiry(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(_ *Config, d *Deps) { d.Now = func() time.Time { return testNow.Add(24 * time.Hour) } })

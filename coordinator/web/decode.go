@@ -12,21 +12,21 @@ import (
 type shape struct {
 	name   string
 	fields []string
-	later  int // of the fields, the last ones, which this version only refuses
 }
 
 // The shapes that come in. api's types have the same fields; a test holds them
 // together.
 var (
 	noticeShape = shape{"a notice", []string{"school", "title", "body", "data", "image", "link", "recipients",
-		"priority", "scheduled_at", "expires_at", "delivery", "topic", "fallback"}, 1}
-	recipientShape = shape{"a recipient", []string{"token", "ref", "enabled", "badge", "data"}, 0}
-	schoolShape    = shape{"a school", []string{"name", "sender", "limit", "rest_seconds"}, 0}
+		"priority", "scheduled_at", "expires_at", "delivery", "topic", "fallback"}}
+	fallbackShape  = shape{"a fallback", []string{"sms"}}
+	recipientShape = shape{"a recipient", []string{"token", "ref", "enabled", "badge", "data"}}
+	schoolShape    = shape{"a school", []string{"name", "sender", "limit", "rest_seconds"}}
 )
 
 // unknown says of a field that it is none, and which there are.
 func (s shape) unknown() string {
-	return "is not a field of " + s.name + "; it has " + strings.Join(s.fields[:len(s.fields)-s.later], ", ")
+	return "is not a field of " + s.name + "; it has " + strings.Join(s.fields, ", ")
 }
 
 // The forms that complaints show, so that the first try of a newcomer ends with
@@ -37,8 +37,6 @@ const (
 	recipientForm  = `{"token":"…"}`
 	schoolForm     = `{"limit":5000}`
 )
-
-const notAvailable = "is not available in this version"
 
 // decodeNotice reads the notice in data and, unless it is the first line of a
 // stream or goes to a topic, its recipients, and checks all of it but what depends on the clock.
@@ -84,10 +82,7 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 		case "delivery":
 			err = r.set(p, (*string)(&n.Delivery))
 		case "fallback":
-			var given bool
-			if given, err = r.given(p); given && err == nil {
-				err = p.invalid(notAvailable)
-			}
+			n.Fallback, err = decodeFallback(r, p)
 		}
 		return err
 	})
@@ -119,6 +114,15 @@ func decodeNotice(data []byte, stream bool) (*school.Notice, []school.NewRecipie
 		}
 	}
 	return n, recipients, nil
+}
+
+// decodeFallback reads the text of a notice's fallback; empty where there is none.
+func decodeFallback(r *jsonReader, p path) (sms string, err error) {
+	given, err := r.object(p, fallbackShape, func(_ string, p path) error { return r.set(p, &sms) })
+	if err == nil && given && strings.TrimSpace(sms) == "" {
+		err = p.member("sms").invalid("is required; leave fallback out for none")
+	}
+	return sms, err
 }
 
 func decodeRecipients(r *jsonReader, p path) ([]school.NewRecipient, bool, error) {

@@ -89,7 +89,13 @@ func TestFieldsAreNamedExactly(t *testing.T) {
 		"topic and recipients":        {with(`"topic":"x"`), api.InvalidArgument, "topic"},
 		"topic a number":              {`{"school":"A","title":"t","topic":1}`, api.InvalidArgument, "topic"},
 		"topic and no recipients":     {`{"school":"A","title":"t","topic":"x","recipients":[]}`, api.InvalidArgument, "topic"},
-		"fallback":                    {with(`"fallback":{"sms":"s"}`), api.InvalidArgument, "fallback"},
+		"fallback, not set up":        {with(`"fallback":{"sms":"s"}`), api.InvalidArgument, "fallback"},
+		"fallback a text":             {with(`"fallback":"s"`), api.InvalidArgument, "fallback"},
+		"fallback without a text":     {with(`"fallback":{}`), api.InvalidArgument, "fallback.sms"},
+		"fallback of white space":     {with(`"fallback":{"sms":" \n"}`), api.InvalidArgument, "fallback.sms"},
+		"fallback by letter":          {with(`"fallback":{"sms":"s","letter":"l"}`), api.InvalidArgument, "fallback.letter"},
+		"fallback too long":           {with(`"fallback":{"sms":"` + strings.Repeat("가", 2001) + `"}`), api.TooLarge, "fallback.sms"},
+		"NUL in a fallback":           {with(`"fallback":{"sms":"a\u0000b"}`), api.InvalidArgument, "fallback.sms"},
 		"delivery misspelt":           {with(`"delivery":"twice"`), api.InvalidArgument, "delivery"},
 		"time a number":               {with(`"expires_at":1900000000`), api.InvalidArgument, "expires_at"},
 		"time without a day":          {with(`"scheduled_at":"2030-02-30T00:00:00Z"`), api.InvalidArgument, "scheduled_at"},
@@ -124,7 +130,7 @@ func TestComplaintsSayWhatToDo(t *testing.T) {
 		"line end in a text":     {"{\"title\":\"a\nb\"}", `is not JSON at byte 12 (line 1, column 12): a line end or control character in a string has to be escaped, as \n`},
 		"cut off":                {`{"school":"A"`, `the body is not JSON: it ends too early`},
 		"after the last element": {`{"recipients":[{"token":"a"} {"token":"b"}]}`, `is not JSON at byte 30 (line 1, column 30): expected , or ]`},
-		"unknown field":          {with(`"titel":"u"`), `is not a field of a notice; it has school, title, body, data, image, link, recipients, priority, scheduled_at, expires_at, delivery, topic`},
+		"unknown field":          {with(`"titel":"u"`), `is not a field of a notice; it has school, title, body, data, image, link, recipients, priority, scheduled_at, expires_at, delivery, topic, fallback`},
 		"unknown in a recipient": {recipient(`{"tokens":"a"}`), `is not a field of a recipient; it has token, ref, enabled, badge, data`},
 		"recipients of texts":    {`{"school":"A","title":"t","recipients":["t1","t2"]}`, `must be an object, {"token":"…"}`},
 		"recipient null":         {recipient(`null`), `must be an object, {"token":"…"}`},
@@ -214,7 +220,7 @@ func TestSchoolChange(t *testing.T) {
 // what it means there, and be valid; nothing may panic.
 func FuzzDecodeNotice(f *testing.F) {
 	for _, s := range []string{small, with(`"data":{"k":"v"}`), with(`"scheduled_at":"2030-01-02T00:00:00+09:00"`), recipient(`{"token":"a","badge":3,"enabled":false}`),
-		`{"school":"A","title":"\ud83d\udcda","recipients":[{"token":"\ufffd"}]}`, with(`"fallback":null`), `[[[`, `{"a":`} {
+		`{"school":"A","title":"\ud83d\udcda","recipients":[{"token":"\ufffd"}]}`, with(`"fallback":null`), with(`"fallback":{"sms":"s"}`), `[[[`, `{"a":`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -230,7 +236,7 @@ func FuzzDecodeNotice(f *testing.F) {
 		dec.DisallowUnknownFields()
 		var want struct {
 			api.NoticeRequest
-			Topic, Fallback *string // null, if they are there
+			Topic *string // null, if it is there
 		}
 		if err := dec.Decode(&want); err != nil || !json.Valid(data) {
 			t.Fatalf("taken, but encoding/json says %v", err)
@@ -241,6 +247,10 @@ func FuzzDecodeNotice(f *testing.F) {
 		require.Equal(t, want.School, n.School)
 		require.Equal(t, want.Title, n.Content.Title)
 		require.Equal(t, want.Body, n.Content.Body)
+		require.Equal(t, want.Fallback != nil, n.Fallback != "")
+		if want.Fallback != nil {
+			require.Equal(t, want.Fallback.SMS, n.Fallback)
+		}
 		require.Len(t, n.Content.Data, len(want.Data))
 		for k, v := range want.Data {
 			require.Equal(t, v, n.Content.Data[k])

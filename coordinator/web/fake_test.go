@@ -172,6 +172,9 @@ func (f *fakeStore) setPaused(id string, paused bool) error {
 func (s *stored) progress() school.Progress {
 	p := school.Progress{Notice: s.notice, Status: school.NoticePending, CreatedAt: testNow}
 	p.Counts.Total = len(s.recipients)
+	if s.notice.Fallback != "" {
+		p.Fallbacks = &school.FallbackCounts{Pending: 1, Sent: 2, Failed: 3}
+	}
 	if p.Closing = s.closing; p.Closing != "" {
 		p.Status, p.Counts.Skipped.Cancelled, p.EndedAt = school.NoticeCancelled, p.Counts.Total, testNow
 		return p
@@ -216,6 +219,9 @@ func (f *fakeStore) Recipients(_ context.Context, id int64, q school.RecipientFi
 	for i, r := range s.recipients {
 		if seq := i + 1; seq > q.After && len(out) < q.Limit && (q.State == "" || q.State == school.Pending) {
 			out = append(out, school.RecipientRow{Seq: seq, Ref: r.Ref, MessageID: school.MessageID(id, seq), Token: "…", State: school.Pending})
+			if s.notice.Fallback != "" {
+				out[len(out)-1].Fallback = school.PostSent
+			}
 		}
 	}
 	return out, nil

@@ -49,6 +49,9 @@ func (s *Server) getNotice(ctx context.Context, id int64) (answer, error) {
 	}
 	out := noticeOf(&p)
 	out.Body, out.Data = p.Notice.Content.Body, p.Notice.Content.Data
+	if f := p.Fallbacks; f != nil {
+		out.Fallback = &api.Fallbacks{Pending: f.Pending, Sent: f.Sent, Failed: f.Failed}
+	}
 	if p.EndedAt.IsZero() {
 		b, err := s.deps.Schools.School(ctx, p.Notice.School)
 		if err != nil {
@@ -127,7 +130,7 @@ func (s *Server) listRecipients(ctx context.Context, in recipientsOf) (answer, e
 	for i, r := range rows {
 		items[i] = api.RecipientStatus{
 			Seq: r.Seq, Ref: r.Ref, MessageID: r.MessageID, Token: r.Token, State: string(r.State), Attempts: r.Attempts,
-			ErrorCode: r.Code, Reason: string(r.Reason), NextTryAt: moment(r.NextTryAt),
+			ErrorCode: r.Code, Reason: string(r.Reason), NextTryAt: moment(r.NextTryAt), Fallback: string(r.Fallback),
 		}
 	}
 	return answer{body: page(items, in.filter.Limit, func(last api.RecipientStatus) string { return strconv.Itoa(last.Seq) })}, nil

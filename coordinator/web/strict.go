@@ -47,7 +47,12 @@ type path struct {
 
 func recipientPath(i int) path { return path{listed: true, index: i} }
 
+// member is a member of the object at p; of one that has a name itself, one level
+// deeper.
 func (p path) member(name string) path {
+	if p.name != "" {
+		return p.entry(name)
+	}
 	p.name = name
 	return p
 }
@@ -455,18 +460,4 @@ func (r *jsonReader) strings(p path) (map[string]string, error) {
 		return nil
 	})
 	return m, err
-}
-
-// given passes over a value of any kind and reports whether it is one: not null.
-func (r *jsonReader) given(p path) (bool, error) {
-	if r.null() {
-		return false, nil
-	}
-	var raw json.RawMessage
-	dec := json.NewDecoder(bytes.NewReader(r.data[r.pos:]))
-	if err := dec.Decode(&raw); err != nil {
-		return false, p.invalid("is not JSON")
-	}
-	r.pos += int(dec.InputOffset())
-	return true, nil
 }

@@ -108,6 +108,9 @@ func (s *Server) admit(sub *submission, ctx context.Context, n *school.Notice, k
 	if err := allow(ctx, n.School); err != nil {
 		return err
 	}
+	if n.Fallback != "" && !s.cfg.Fallback {
+		return invalid("fallback", "is not available here: no webhook takes the messages; set fallback.url (SCHOOLBELL_FALLBACK_URL) on the server, or leave fallback out")
+	}
 	if key != "" {
 		release, ok := s.keys.take(schoolKey{n.School, key})
 		if !ok {

@@ -139,6 +139,8 @@ type Config struct {
 
 	OperationsNeedKey bool // /metrics, /version and /openapi.yaml ask for a key with the read role; health stays open
 
+	Fallback bool // notices may have a fallback: somebody posts them
+
 	HeaderTimeout time.Duration // for a request's header; 10 s
 	BodyTimeout   time.Duration // for a JSON body; 30 s
 	AcceptTimeout time.Duration // for storing a JSON notice, and for every other call to the store; 30 s
