@@ -220,6 +220,16 @@ func through[T any](ctx context.Context, l *lifeline, call func(ctx context.Cont
 	return v, err
 }
 
+// last is step for a call that is tried again where the store is away: a dead
+// replica tries nothing again.
+func (l *lifeline) last(ctx context.Context, call func(ctx context.Context) error) error {
+	err := l.step(ctx, call)
+	if errors.Is(err, ErrKilled) {
+		return ErrKilled
+	}
+	return err
+}
+
 // step is through for a call that only fails or not.
 func (l *lifeline) step(ctx context.Context, call func(ctx context.Context) error) error {
 	_, err := through(ctx, l, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })

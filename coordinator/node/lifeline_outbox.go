@@ -132,6 +132,16 @@ func (o cuttableOutbox) RecipientCounts(ctx context.Context) (store.RecipientCou
 	return through(ctx, o.line, o.next.RecipientCounts)
 }
 
+// What a dead replica posts to a webhook is settled by nobody, at once: another
+// claims it when the lease ends.
+func (o cuttableOutbox) ClaimFallbacks(ctx context.Context, limit int, lease time.Duration) ([]school.Fallback, error) {
+	return through(ctx, o.line, func(ctx context.Context) ([]school.Fallback, error) { return o.next.ClaimFallbacks(ctx, limit, lease) })
+}
+
+func (o cuttableOutbox) SettleFallback(ctx context.Context, f school.Fallback, p school.Posted) error {
+	return o.line.last(ctx, func(ctx context.Context) error { return o.next.SettleFallback(ctx, f, p) })
+}
+
 func (o cuttableOutbox) Listen(ctx context.Context, onReady func(), onSchool func(string)) error {
 	ctx, done := o.line.bind(ctx)
 	defer done()

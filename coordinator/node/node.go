@@ -70,6 +70,7 @@ type Node struct {
 	outbox   outbox
 	gauges   *gauges
 	line     *lifeline
+	pumps    []func(ctx context.Context) // what posts to webhooks, until its context ends
 	jobs     func(ctx context.Context) (gocron.Scheduler, error)
 	cleanup  cleanup
 }
@@ -174,6 +175,9 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		return nil, err
 	}
 	queue, rule := mutated(n.outbox, budget)
+	if queue, err = n.fallbacks(queue, reg); err != nil {
+		return nil, err
+	}
 	if d.Budget != nil {
 		rule = d.Budget(rule)
 	}
@@ -213,7 +217,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	}
 	n.web, err = web.New(web.Config{
 		Rule:    school.Rule{Limit: max(1, s.Quota.Limit-s.Quota.Headroom), Rest: s.Quota.Rest},
-		Senders: names, Version: d.Version, StopTimeout: s.StopTimeout,
+		Senders: names, Version: d.Version, StopTimeout: s.StopTimeout, Fallback: s.Fallback.URL != "",
 	}, web.Deps{
 		Notices: n.outbox, Schools: n.outbox, Database: n.outbox, Arbiter: budget, Waker: n.coord,
 		Cluster: cluster{self: s.InstanceID, roster: n.roster, coord: n.coord, conf: s, only: only}, Auth: auth,
@@ -269,6 +273,13 @@ func (n *Node) Run(ctx context.Context) error {
 	listening.Go(func() { _ = n.wakes.Subscribe(listenCtx, ask, hear) })
 	listening.Go(func() { _ = n.outbox.Listen(listenCtx, ask, hear) })
 	listening.Go(func() { n.gauges.run(listenCtx) })
+	// Behind the schools: what their last records make is still posted.
+	pumpCtx, stopPumps := context.WithCancel(root)
+	defer stopPumps()
+	var pumping sync.WaitGroup
+	for _, pump := range n.pumps {
+		pumping.Go(func() { pump(pumpCtx) })
+	}
 	rosterCtx, leaveRoster := context.WithCancel(root)
 	defer leaveRoster()
 	var member sync.WaitGroup
@@ -307,6 +318,7 @@ func (n *Node) Run(ctx context.Context) error {
 	if n.line.dead() { // there is nothing that an order would be good for
 		stopServing()
 		stopListening()
+		stopPumps()
 		leaveRoster()
 	}
 	stopWorking(coordinator.ErrStopping)
@@ -318,6 +330,8 @@ func (n *Node) Run(ctx context.Context) error {
 	serving.Wait()
 	stopListening()
 	listening.Wait()
+	stopPumps()
+	pumping.Wait()
 	leaveRoster()
 	member.Wait()
 	err = errors.Join(err, workErr)

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"schoolbell/coordinator"
+	"schoolbell/coordinator/fallback"
 	"schoolbell/coordinator/web"
 	"schoolbell/school/store"
 	"schoolbell/watchdog/redislease"
@@ -20,6 +21,7 @@ type outbox interface {
 	web.Notices
 	web.Schools
 	stock
+	fallback.Store
 	// Listen hears of schools that were given work inside an application's own
 	// transaction until ctx ends.
 	Listen(ctx context.Context, onReady func(), onSchool func(schoolID string)) error

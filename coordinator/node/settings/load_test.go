@@ -216,6 +216,8 @@ func TestRefusals(t *testing.T) {
 			"schoolbell.yaml:1: senders.main.url: is missing; give the address that takes the batches, e.g. https://relay.example/push"},
 		{"relay with a password", "senders: {main: {kind: relay, url: 'http://u:pa55@h'}}\n", nil,
 			"schoolbell.yaml:1: senders.main.url: holds a user or password; a relay is told who calls by senders.main.token"},
+		{"fallback with a password", "fallback: {url: 'https://u:pa55@h', token: 'a b'}\n", nil,
+			"schoolbell.yaml:1: fallback.url: holds a user or password; the webhook is told who calls by fallback.token; schoolbell.yaml:1: fallback.token: must be printable ASCII without white space"},
 		{"endpoint with a path", "senders: {main: {kind: fcm, endpoint: 'http://h:1/v1'}}\n", nil,
 			"schoolbell.yaml:1: senders.main.endpoint: must be scheme://host:port; /v1/… is added"},
 		{"wrong database", "database_url: mysql://root:pa55@h/d\n", nil,
@@ -385,8 +387,11 @@ func TestServe(t *testing.T) {
 		{"fcm for listed devices", "senders: {f: {kind: fcm, credentials_file: a, only_tokens_file: t}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...), ""},
 		{"a relay for listed devices", "senders: {r: {kind: relay, url: 'http://h', only_tokens_file: t}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...), ""},
 		{"a relay's rate", "senders: {r: {kind: relay, url: 'http://h'}}", append([]string{"SCHOOLBELL_ADMIN_KEY=k", "SCHOOLBELL_SENDERS_R_RATE_PER_MINUTE=200"}, stores...), ""},
-		{"alerts and fallback", "alerts: {webhook_url: 'https://h'}\nfallback: {url: 'https://h'}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...),
-			"schoolbell.yaml:1: alerts.webhook_url: is not available in this version; remove it; schoolbell.yaml:2: fallback.url: is not available in this version; remove it"},
+		{"alerts", "alerts: {webhook_url: 'https://h'}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...),
+			"schoolbell.yaml:1: alerts.webhook_url: is not available in this version; remove it"},
+		{"fallback", "fallback: {url: 'https://h', token: t}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...), ""},
+		{"fallback without an address", "fallback: {token: t}", append([]string{"SCHOOLBELL_ADMIN_KEY=k"}, stores...),
+			"schoolbell.yaml:1: fallback.token: is set, and there is no fallback.url to send it to; set fallback.url or remove the token"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

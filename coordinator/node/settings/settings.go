@@ -135,7 +135,9 @@ type Alerts struct {
 
 // Fallback is the webhook of the SMS that follows a definite failure (R35).
 type Fallback struct {
-	URL Secret `yaml:"url" secret:"url"`
+	URL Secret `yaml:"url" secret:"url"` // empty: notices cannot have a fallback
+	// Token is sent as bearer token.
+	Token Secret `yaml:"token" secret:"all"`
 }
 
 // Log is how the replica writes its log.

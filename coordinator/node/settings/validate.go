@@ -69,7 +69,9 @@ func (s Settings) CheckServe() error {
 		}
 	}
 	later("alerts.webhook_url", s.Alerts.WebhookURL != "")
-	later("fallback.url", s.Fallback.URL != "")
+	if s.Fallback.Token != "" && s.Fallback.URL == "" {
+		c.add("fallback.token", "is set, and there is no fallback.url to send it to; set fallback.url or remove the token")
+	}
 	return c.ps.err()
 }
 
@@ -152,7 +154,7 @@ func (c *check) forms() {
 	c.url("database_url", s.DatabaseURL, "postgres", "postgresql")
 	c.url("redis.url", s.Redis.URL, "redis", "rediss", "redis+sentinel", "redis+cluster")
 	c.url("alerts.webhook_url", s.Alerts.WebhookURL, "https", "http")
-	c.url("fallback.url", s.Fallback.URL, "https", "http")
+	c.fallback()
 	if s.Redis.Prefix == "" || strings.ContainsFunc(s.Redis.Prefix, func(r rune) bool { return r == '{' || r == '}' || unicode.IsSpace(r) || unicode.IsControl(r) }) {
 		c.add("redis.prefix", "%q must be non-empty, without braces and white space", s.Redis.Prefix)
 	}
@@ -194,6 +196,16 @@ func (c *check) url(path string, v Secret, schemes ...string) {
 	case u.Opaque != "" || u.Query().Get("host") == "": // libpq would look in places that differ from machine to machine
 		c.add(path, "names no host; write postgres://user:password@host:5432/name, or postgres:///name?host=/var/run/postgresql for the socket of a server on this machine")
 	}
+}
+
+// fallback checks the webhook of fallbacks.
+func (c *check) fallback() {
+	f := c.s.Fallback
+	c.url("fallback.url", f.URL, "https", "http")
+	if u, err := url.Parse(string(f.URL)); err == nil && u.User != nil {
+		c.add("fallback.url", "holds a user or password; the webhook is told who calls by fallback.token")
+	}
+	c.key("fallback.token", f.Token)
 }
 
 // key checks what goes into an Authorization header.
