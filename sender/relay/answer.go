@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,9 +40,18 @@ func classOf(code string) sender.Class {
 	return sender.Rejected // codeInvalid too
 }
 
-type answer struct {
-	Results []json.RawMessage `json:"results"`
+// listOf reads {"results":[…]}. The error quotes nothing of it.
+func listOf(body []byte) ([]json.RawMessage, error) {
+	var a struct {
+		Results []json.RawMessage `json:"results"`
+	}
+	if json.Unmarshal(body, &a) != nil || !plain(body, "results") {
+		return nil, errNoAnswer
+	}
+	return a.Results, nil
 }
+
+var errNoAnswer = errors.New("the answer is not the JSON it should be")
 
 type answerResult struct {
 	ID         string   `json:"id"`
@@ -50,13 +60,75 @@ type answerResult struct {
 	RetryAfter *float64 `json:"retry_after_seconds"`
 }
 
+// resultOf reads one result. With ok false it cannot be understood, but its id
+// may be known all the same.
+func resultOf(raw json.RawMessage) (a answerResult, ok bool) {
+	err := json.Unmarshal(raw, &a)
+	if err != nil && a.ID == "" {
+		a.ID = idOf(raw)
+	}
+	return a, err == nil && plain(raw, "id", "status", "code", "retry_after_seconds")
+}
+
+// idOf finds the id of a result that is wrong in another field.
+func idOf(raw json.RawMessage) string {
+	var only struct {
+		ID string `json:"id"`
+	}
+	if json.Unmarshal(raw, &only) != nil {
+		return ""
+	}
+	return only.ID
+}
+
+// plain reports whether an object has each of the names at most once and in no
+// other spelling. encoding/json takes "Status" for "status", and the last of
+// several: {"status":"error","status":"ok"} would be an acceptance, and what the
+// relay means by it nobody can say. text is valid JSON.
+func plain(text []byte, names ...string) bool {
+	var seen [4]bool
+	depth, isName := 0, false // isName: a string here is a member's name
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '{':
+			depth++
+			isName = depth == 1
+		case '[':
+			depth++
+		case '}', ']':
+			depth--
+		case ',':
+			isName = depth == 1
+		case '"':
+			from := i + 1
+			for i = from; text[i] != '"'; i++ {
+				if text[i] == '\\' {
+					i++
+				}
+			}
+			if !isName {
+				continue
+			}
+			isName = false
+			for n, name := range names {
+				word := text[from:i]
+				if string(word) == name && !seen[n] {
+					seen[n] = true
+				} else if bytes.EqualFold(word, []byte(name)) || bytes.IndexByte(word, '\\') >= 0 {
+					return false // an escape could spell any of them
+				}
+			}
+		}
+	}
+	return true
+}
+
 // results reads a 200's body. One result that cannot be understood costs only
 // its own message; a body that is no such JSON costs all.
 func (r *Relay) results(messages []sender.Message, body []byte) []sender.Result {
-	var a answer
-	if err := json.Unmarshal(body, &a); err != nil {
-		// The error may quote the answer, which may quote a message.
-		return sender.Fill(messages, sender.Result{Class: sender.Unknown, Code: sender.CodeBadAnswer, Detail: "the answer is not the JSON it should be"})
+	list, err := listOf(body)
+	if err != nil {
+		return sender.Fill(messages, sender.Result{Class: sender.Unknown, Code: sender.CodeBadAnswer, Detail: err.Error()})
 	}
 	at := make(map[string]int, len(messages))
 	for i := range messages {
@@ -64,15 +136,11 @@ func (r *Relay) results(messages []sender.Message, body []byte) []sender.Result 
 	}
 	results := sender.Fill(messages, sender.Result{Class: sender.Unknown, Code: sender.CodeResultMissing})
 	answered := make([]bool, len(messages))
-	for _, raw := range a.Results {
-		var one answerResult
-		err := json.Unmarshal(raw, &one)
-		if err != nil && one.ID == "" {
-			one.ID = idOf(raw)
-		}
+	for _, raw := range list {
+		one, ok := resultOf(raw)
 		i, known := at[one.ID]
 		switch {
-		case !known && (err != nil || one.ID == ""):
+		case !known && (!ok || one.ID == ""):
 			r.metrics.malformed.Inc() // nobody's: its message stays missing
 			continue
 		case !known:
@@ -85,7 +153,6 @@ func (r *Relay) results(messages []sender.Message, body []byte) []sender.Result 
 			continue
 		}
 		answered[i] = true
-		ok := err == nil
 		if ok {
 			results[i], ok = one.result()
 		}
@@ -100,17 +167,6 @@ func (r *Relay) results(messages []sender.Message, body []byte) []sender.Result 
 		}
 	}
 	return results
-}
-
-// idOf finds the id of a result that is wrong in another field.
-func idOf(raw json.RawMessage) string {
-	var only struct {
-		ID string `json:"id"`
-	}
-	if json.Unmarshal(raw, &only) != nil {
-		return ""
-	}
-	return only.ID
 }
 
 // result is ok only if the relay clearly accepted or clearly refused.
@@ -140,17 +196,16 @@ func seconds(s float64) time.Duration {
 // decodeStatuses fills in what the relay says of the ids in answers and keeps
 // StatusUnknown for all else. An id that comes twice is unknown.
 func decodeStatuses(body []byte, answers map[string]sender.Status) error {
-	var a struct {
-		Results []struct {
-			ID     string `json:"id"`
-			Status string `json:"status"`
-		} `json:"results"`
+	list, err := listOf(body)
+	if err != nil {
+		return err
 	}
-	if json.Unmarshal(body, &a) != nil {
-		return errors.New("the answer is not the JSON it should be")
-	}
-	seen := make(map[string]bool, len(a.Results))
-	for _, one := range a.Results {
+	seen := make(map[string]bool, len(list))
+	for _, raw := range list {
+		one, ok := resultOf(raw)
+		if !ok {
+			one.Status = "" // whatever it means: unknown
+		}
 		if _, asked := answers[one.ID]; !asked {
 			continue
 		}

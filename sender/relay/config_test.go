@@ -67,7 +67,8 @@ func TestAsk(t *testing.T) {
 			t.Errorf("asked %s with %v", body, r.Header)
 		}
 		_, _ = io.WriteString(w, `{"results":[{"id":"n.3","status":"unknown"},{"id":"n.2","status":"not_accepted"},{"id":"n.1","status":"accepted"},
-			{"id":"n.5","status":"accepted"},{"id":"n.5","status":"not_accepted"},{"id":"stranger","status":"accepted"}]}`)
+			{"id":"n.5","status":"accepted"},{"id":"n.5","status":"not_accepted"},{"id":"stranger","status":"accepted"},
+			{"id":"n.4","status":"unknown","status":"accepted"},7]}`)
 	})
 	r := newRelay(t, "http://relay.invalid", func(cfg *Config) { cfg.StatusURL = url })
 

@@ -220,6 +220,8 @@ func (r *Relay) Send(ctx context.Context, batch sender.Batch) []sender.Result {
 	}
 	defer resp.Body.Close()
 
+	// Whatever the status: who names a time is not asked again before it.
+	wait, said := sender.ParseRetryAfter(resp.Header)
 	switch resp.StatusCode {
 	case http.StatusOK:
 		limit := int64(maxAnswer + maxAnswerPerMessage*len(batch.Messages))
@@ -229,25 +231,23 @@ func (r *Relay) Send(ctx context.Context, batch sender.Batch) []sender.Result {
 		}
 		return r.results(batch.Messages, answer)
 	case http.StatusTooManyRequests:
-		wait, _ := sender.ParseRetryAfter(resp.Header)
 		r.drain(call, resp)
 		return sender.Fill(batch.Messages, sender.Result{Class: sender.Throttled, Code: codeQuota, RetryAfter: wait})
 	case http.StatusServiceUnavailable:
-		wait, ok := sender.ParseRetryAfter(resp.Header)
 		r.drain(call, resp)
-		if ok {
+		if said {
 			return sender.Fill(batch.Messages, sender.Result{Class: sender.Unavailable, Code: codeUnavailable, RetryAfter: wait})
 		}
 	case http.StatusUnauthorized, http.StatusForbidden:
 		r.drain(call, resp)
 		return sender.Fill(batch.Messages, sender.Result{
-			Class: sender.Misconfigured, Code: httpCode(resp.StatusCode), Detail: "the relay refuses this sender's token",
+			Class: sender.Misconfigured, Code: httpCode(resp.StatusCode), RetryAfter: wait, Detail: "the relay refuses this sender's token",
 		})
 	default:
 		r.drain(call, resp)
 	}
 	return sender.Fill(batch.Messages, sender.Result{
-		Class: sender.Unknown, Code: httpCode(resp.StatusCode), Detail: "the relay's status says nothing about the messages",
+		Class: sender.Unknown, Code: httpCode(resp.StatusCode), RetryAfter: wait, Detail: "the relay's status says nothing about the messages",
 	})
 }
 

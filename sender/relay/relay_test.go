@@ -125,6 +125,9 @@ func TestAnswersOfAWholeBatch(t *testing.T) {
 		"503 malformed Retry-After":    {status: 503, header: map[string]string{"Retry-After": "-1"}, want: sender.Result{Class: sender.Unknown, Code: "HTTP_503"}},
 		"401":                          {status: 401, want: sender.Result{Class: sender.Misconfigured, Code: "HTTP_401"}},
 		"403":                          {status: 403, want: sender.Result{Class: sender.Misconfigured, Code: "HTTP_403"}},
+		"401 Retry-After":              {status: 401, header: map[string]string{"Retry-After": "90"}, want: sender.Result{Class: sender.Misconfigured, Code: "HTTP_401", RetryAfter: 90 * time.Second}},
+		"500 Retry-After":              {status: 500, header: map[string]string{"Retry-After": "90"}, want: sender.Result{Class: sender.Unknown, Code: "HTTP_500", RetryAfter: 90 * time.Second}},
+		"503 Retry-After, no number":   {status: 503, header: map[string]string{"Retry-After": "soon"}, want: sender.Result{Class: sender.Unknown, Code: "HTTP_503"}},
 		"400":                          {status: 400, want: sender.Result{Class: sender.Unknown, Code: "HTTP_400"}},
 		"404":                          {status: 404, want: sender.Result{Class: sender.Unknown, Code: "HTTP_404"}},
 		"413":                          {status: 413, want: sender.Result{Class: sender.Unknown, Code: "HTTP_413"}},
@@ -142,6 +145,13 @@ func TestAnswersOfAWholeBatch(t *testing.T) {
 		"200 with something behind it": {status: 200, body: `{"results":[{"id":"1","status":"ok"},{"id":"2","status":"ok"}]} oops`, want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
 		"200 without results":          {status: 200, body: `{}`, want: sender.Result{Class: sender.Unknown, Code: "RESULT_MISSING"}},
 		"200 with an array":            {status: 200, body: `[]`, want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
+		"200 with results of a scalar": {status: 200, body: `{"results":"ok"}`, want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
+		"200 with results by id":       {status: 200, body: `{"results":{"1":"ok","2":"ok"}}`, want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
+		"200 with null results":        {status: 200, body: `{"results":null}`, want: sender.Result{Class: sender.Unknown, Code: "RESULT_MISSING"}},
+		"200 with results twice":       {status: 200, body: `{"results":[],"results":[{"id":"1","status":"ok"},{"id":"2","status":"ok"}]}`, want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
+		"200 in another spelling":      {status: 200, body: `{"Results":[{"id":"1","status":"ok"},{"id":"2","status":"ok"}]}`, want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
+		"200 in a compression unasked": {status: 200, header: map[string]string{"Content-Encoding": "br"}, body: "\x0b\x02\x80ok\x03", want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
+		"200 said to be zipped":        {status: 200, header: map[string]string{"Content-Encoding": "gzip"}, body: `{"results":[{"id":"1","status":"ok"},{"id":"2","status":"ok"}]}`, want: sender.Result{Class: sender.Unknown, Code: "NO_ANSWER"}},
 		"200 too large":                {status: 200, body: `{"results":[{"id":"1","status":"ok"},{"id":"2","status":"ok"}]}` + strings.Repeat(" ", 2<<20), want: sender.Result{Class: sender.Unknown, Code: "BAD_ANSWER"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -197,6 +207,17 @@ func TestResultsOfMessages(t *testing.T) {
 		"one missing":                 {`{"id":"2","status":"ok"}`, []sender.Result{missing, accepted}},
 		"id of another type":          {`{"id":1,"status":"ok"},{"id":"2","status":"ok"}`, []sender.Result{missing, accepted}},
 		"not an object":               {`"1",{"id":"2","status":"ok"},null`, []sender.Result{missing, accepted}},
+		"id in capitals":              {`{"ID":"1","status":"ok"},{"id":"2","status":"ok"}`, []sender.Result{malformed, accepted}},
+		"status in capitals":          {`{"id":"1","Status":"ok"},{"id":"2","status":"ok"}`, []sender.Result{malformed, accepted}},
+		"two statuses, one ok":        {`{"id":"1","status":"error","status":"ok"},{"id":"2","status":"ok"}`, []sender.Result{malformed, accepted}},
+		"two codes":                   {`{"id":"1","status":"error","code":"UNAVAILABLE","code":"UNREGISTERED"},{"id":"2","status":"ok"}`, []sender.Result{malformed, accepted}},
+		"two ids":                     {`{"id":"2","id":"1","status":"ok"},{"id":"2","status":"ok"}`, []sender.Result{malformed, accepted}},
+		"an escaped name":             {`{"id":"1","stat\u0075s":"ok"},{"id":"2","status":"ok"}`, []sender.Result{malformed, accepted}},
+		"an escaped value":            {`{"id":"\u0031","status":"ok","note":"\\\"status\":"},{"id":"2","status":"ok"}`, []sender.Result{accepted, accepted}},
+		"null status":                 {`{"id":"1","status":null},{"id":"2","status":"ok"}`, []sender.Result{malformed, accepted}},
+		"null wait":                   {`{"id":"1","status":"error","code":"INTERNAL","retry_after_seconds":null},{"id":"2","status":"ok"}`, []sender.Result{code(sender.Unavailable, "INTERNAL"), accepted}},
+		"fields of its own":           {`{"id":"1","status":"ok","provider":{"id":"2","status":"error"},"x":[1,{}]},{"id":"2","status":"ok"}`, []sender.Result{accepted, accepted}},
+		"an array":                    {`["1","ok"],{"id":"2","status":"ok"}`, []sender.Result{missing, accepted}},
 		"a stranger":                  {`{"id":"9","status":"ok"},{"id":"1","status":"ok"},{"id":"2","status":"ok"}`, []sender.Result{accepted, accepted}},
 		"by position, without ids":    {`{"status":"ok"},{"status":"ok"}`, []sender.Result{missing, missing}},
 		"twice, the same":             {`{"id":"1","status":"ok"},{"id":"1","status":"ok"},{"id":"2","status":"ok"}`, []sender.Result{duplicate, accepted}},
@@ -206,13 +227,14 @@ func TestResultsOfMessages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, _ := answering(t, 200, nil, `{"results":[`+c.results+`]}`)
+			url, requests := answering(t, 200, nil, `{"results":[`+c.results+`]}`)
 			got := newRelay(t, url, nil).Send(t.Context(), batchOf("1", "2"))
 			require.Len(t, got, 2)
 			for i := range got {
 				c.want[i].ID = fmt.Sprint(i + 1)
 			}
 			require.Equal(t, c.want, got)
+			require.EqualValues(t, 1, requests.Load(), "exactly one request")
 		})
 	}
 }
