@@ -86,6 +86,7 @@ func (c *call) stayed(ctx context.Context) sender.Result {
 func (c *call) unanswered(ctx context.Context) sender.Result {
 	cause := context.Cause(ctx)
 	r := sender.Result{Class: sender.Unknown, Code: sender.CodeNoAnswer}
+	r.RetryAfter, _ = sender.ParseRetryAfter(c.header) // of an answer that broke off behind its head
 	switch {
 	case refusedStream(c.err):
 		// The receiver's word, by the protocol, that it did nothing with it.
@@ -126,7 +127,7 @@ func isTimeout(err error) bool {
 // refine it: what is no answer of FCM's own must not retire a device.
 func (c *call) answered(name string, err error) sender.Result {
 	if c.status == http.StatusOK {
-		if err == nil && name != "" {
+		if err == nil && isMessageName(name) {
 			return sender.Result{Class: sender.Accepted}
 		}
 		return sender.Result{Class: sender.Unknown, Code: sender.CodeBadAnswer, Detail: "200 without the message's name"}
@@ -148,12 +149,12 @@ func (c *call) answered(name string, err error) sender.Result {
 		case codeMismatch:
 			return sender.Result{Class: sender.Mismatch, Code: codeMismatch, Detail: "the device belongs to another project"}
 		}
-		return sender.Result{Class: sender.Misconfigured, Code: a.code(httpCode(c.status)), Detail: "FCM does not let these credentials send"}
+		return sender.Result{Class: sender.Misconfigured, Code: a.code(httpCode(c.status)), RetryAfter: wait, Detail: "FCM does not let these credentials send"}
 	case http.StatusNotFound:
 		if a.fcm == codeUnregistered {
 			return sender.Result{Class: sender.Gone, Code: codeUnregistered}
 		}
-		return sender.Result{Class: sender.Misconfigured, Code: a.code(httpCode(c.status)), Detail: "no such project or URL"}
+		return sender.Result{Class: sender.Misconfigured, Code: a.code(httpCode(c.status)), RetryAfter: wait, Detail: "no such project or URL"}
 	case http.StatusConflict:
 		return sender.Result{Class: sender.Unavailable, Code: a.code(httpCode(c.status)), RetryAfter: wait}
 	case http.StatusTooManyRequests:
@@ -163,7 +164,15 @@ func (c *call) answered(name string, err error) sender.Result {
 		// FCM has answered 503 for messages that it delivered.
 		return sender.Result{Class: sender.Unavailable, OutcomeUnknown: true, Code: a.code(httpCode(c.status)), RetryAfter: wait}
 	}
-	return sender.Result{Class: sender.Unknown, Code: httpCode(c.status), Detail: "the status says nothing about the message"}
+	return sender.Result{Class: sender.Unknown, Code: httpCode(c.status), RetryAfter: wait, Detail: "the status says nothing about the message"}
+}
+
+// isMessageName reports whether s is how FCM names a message that it took,
+// projects/<project>/messages/<id>. A 200 of something in between may well hold
+// JSON with a name of its own.
+func isMessageName(s string) bool {
+	project, id, ok := strings.Cut(strings.TrimPrefix(s, "projects/"), "/messages/")
+	return ok && strings.HasPrefix(s, "projects/") && project != "" && id != ""
 }
 
 func httpCode(status int) string { return "HTTP_" + strconv.Itoa(status) }

@@ -33,7 +33,7 @@ type call struct {
 	repeats int  // requests that the SDK made beyond the first, all refused
 	notSent bool // proved: no part of the message left
 	err     error
-	status  int // of the answer; 0: none
+	status  int // of the answer; 0: none, or none that came whole
 	header  http.Header
 	body    []byte
 }
@@ -77,12 +77,13 @@ func (o *once) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return failed(req), nil
 	}
+	c.header = resp.Header
 	c.body, err = read(resp.Body)
 	if err != nil {
 		c.err = err
 		return failed(req), nil
 	}
-	c.status, c.header = resp.StatusCode, resp.Header
+	c.status = resp.StatusCode
 	seen := *resp
 	seen.Body = io.NopCloser(bytes.NewReader(c.body))
 	if resp.StatusCode == http.StatusServiceUnavailable {

@@ -63,8 +63,8 @@ func receive(t *testing.T, p protocol, handle http.HandlerFunc) *receiver {
 		server.Config.Protocols.SetUnencryptedHTTP2(true)
 		r.cfg.PriorKnowledge = true
 		server.Start()
-	case h2TLS:
-		server.EnableHTTP2 = true
+	case h2TLS, http1TLS:
+		server.EnableHTTP2 = p == h2TLS
 		server.StartTLS()
 		r.cfg.RootCAs = x509.NewCertPool()
 		r.cfg.RootCAs.AddCert(server.Certificate())
