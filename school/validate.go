@@ -42,7 +42,7 @@ const (
 
 // ValidateNotice checks all of n but its recipients: school, title, body, data,
 // image, link, priority, delivery, topic, times and idempotency key, and that title,
-// body and data fit the receiver's 4,096 bytes. With a zero now, the one check
+// body, data, link and image fit the receiver's 4,096 bytes. With a zero now, the one check
 // that needs a clock is left out; see [ValidateExpiry].
 //
 // It changes nothing and fills in no defaults. The error is a *FieldError whose
@@ -152,19 +152,34 @@ func validateContent(c *Content) error {
 	if err := validateLink("link", c.Link); err != nil {
 		return err
 	}
-	data := dataSize(c.Data)
-	size := len(c.Title) + len(c.Body) + data + payloadAdded
+	size := contentSize(c)
 	if size <= MaxPayload {
 		return nil
 	}
 	field, largest := "title", len(c.Title)
-	if len(c.Body) > largest {
-		field, largest = "body", len(c.Body)
-	}
-	if data > largest {
-		field = "data"
+	for _, part := range []struct {
+		name string
+		size int
+	}{{"body", len(c.Body)}, {"data", dataSize(c.Data)}, {"link", len(c.Link)}, {"image", len(c.Image)}} {
+		if part.size > largest {
+			field, largest = part.name, part.size
+		}
 	}
 	return payloadError(field, size)
+}
+
+// linkKey is the data key that a link travels under, unless the application has
+// one of that name.
+const linkKey = "link"
+
+// contentSize is what a receiver counts of a message with content c: the image
+// with the notification, the link with the data.
+func contentSize(c *Content) int {
+	size := len(c.Title) + len(c.Body) + len(c.Image) + dataSize(c.Data) + payloadAdded
+	if _, own := c.Data[linkKey]; c.Link != "" && !own {
+		size += len(linkKey) + len(c.Link)
+	}
+	return size
 }
 
 // ValidateRecipient checks the i-th recipient, i from 0, of a notice with
@@ -197,9 +212,13 @@ func ValidateRecipient(i int, r *NewRecipient, c *Content) error {
 	if err := validateData(recipientField(i, "data"), r.Data); err != nil {
 		return err
 	}
-	size := len(c.Title) + len(c.Body) + dataSize(c.Data) + payloadAdded
+	size := contentSize(c)
 	for k, v := range r.Data {
-		if old, ok := c.Data[k]; ok {
+		old, ok := c.Data[k]
+		if !ok && k == linkKey && c.Link != "" {
+			old, ok = c.Link, true
+		}
+		if ok {
 			size += len(v) - len(old)
 		} else {
 			size += len(k) + len(v)
@@ -324,7 +343,7 @@ func dataSize(data map[string]string) int {
 
 func payloadError(field string, size int) error {
 	return &FieldError{Field: field, Message: fmt.Sprintf(
-		"title, body and data together take %d bytes, %d of them added by schoolbell; at most %d fit", size, payloadAdded, MaxPayload)}
+		"title, body, data, link and image together take %d bytes, %d of them added by schoolbell; at most %d fit", size, payloadAdded, MaxPayload)}
 }
 
 func recipientField(i int, name string) string {

@@ -82,6 +82,27 @@ func TestValidateNotice(t *testing.T) {
 		"a byte too much, title":      {func(n *Notice) { n.Content = Content{Title: strings.Repeat("t", room), Body: "b"} }, "title"},
 		"a byte too much, data":       {func(n *Notice) { n.Content.Data["k"] = strings.Repeat("v", room) }, "data"},
 		"bytes count, not characters": {func(n *Notice) { n.Content = Content{Title: strings.Repeat("가", room/3+1)} }, "title"},
+		"a full one with a link": {func(n *Notice) {
+			n.Content = Content{Title: "t", Body: strings.Repeat("b", room-1-24), Link: "https://example.org/"}
+		}, ""},
+		"a byte too much with it": {func(n *Notice) {
+			n.Content = Content{Title: "t", Body: strings.Repeat("b", room-24), Link: "https://example.org/"}
+		}, "body"},
+		"a link of the data's own": {func(n *Notice) {
+			n.Content = Content{Title: "t", Body: strings.Repeat("b", room-1-5), Link: "https://example.org/", Data: map[string]string{"link": "x"}}
+		}, ""},
+		"a full one with an image": {func(n *Notice) {
+			n.Content = Content{Title: "t", Body: strings.Repeat("b", room-1-20), Image: "https://example.org/"}
+		}, ""},
+		"a byte too much with one": {func(n *Notice) {
+			n.Content = Content{Title: "t", Body: strings.Repeat("b", room-20), Image: "https://example.org/"}
+		}, "body"},
+		"link and image too much": {func(n *Notice) {
+			n.Content = Content{Title: "t", Body: "b", Link: "https://example.org/" + strings.Repeat("l", MaxLink-20), Image: "https://example.org/" + strings.Repeat("i", MaxLink-21)}
+		}, "link"},
+		"an image too much": {func(n *Notice) {
+			n.Content = Content{Title: "t", Body: strings.Repeat("b", MaxLink-20), Image: "https://example.org/" + strings.Repeat("i", MaxLink-20)}
+		}, "image"},
 		"data of many keys": {func(n *Notice) {
 			for i := range MaxPayload + 1 {
 				n.Content.Data[string(rune(0x4e00+i))] = ""
@@ -154,6 +175,13 @@ func TestValidateRecipient(t *testing.T) {
 			requireField(t, ValidateRecipient(7, &c.r, &notice), c.field, c.size)
 		})
 	}
+	// A link of the recipient's own takes the place of the notice's.
+	linked := notice
+	linked.Link = "https://example.org/"
+	full := NewRecipient{Token: "t", Data: map[string]string{"link": strings.Repeat("y", room+len("x")-len("link"))}}
+	require.NoError(t, ValidateRecipient(7, &full, &linked))
+	full.Data["link"] += "y"
+	requireField(t, ValidateRecipient(7, &full, &linked), "recipients[7].data", false)
 }
 
 func TestValidateSchoolChange(t *testing.T) {

@@ -3,13 +3,16 @@ package node
 import (
 	"os"
 	"path/filepath"
+	"sort"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"schoolbell/coordinator/api"
 	"schoolbell/coordinator/node/settings"
+	"schoolbell/school"
 	"schoolbell/sender/simulator"
 )
 
@@ -143,4 +146,74 @@ func TestTrials(t *testing.T) {
 	}
 	require.Equal(t, map[string]any{"dry dry": true, "only relay": 3.0, "only nobody": 0.0}, told)
 	require.NotContains(t, log.text.String(), "device-A-3", "no token in the log")
+}
+
+// TestWhatFitsIsTaken finds how much of each part of a notice is accepted: so
+// much is taken by FCM as well, whose simulator counts bytes by itself, and a
+// byte more is refused with the part named.
+func TestWhatFitsIsTaken(t *testing.T) {
+	t.Parallel()
+	srv := startServers(t)
+	s := srv.settings("one")
+	fcm := settings.NewSender(settings.KindFCM)
+	fcm.Endpoint, fcm.Project, fcm.CallTimeout = strings.TrimSuffix(srv.relay, "/relay"), "p", 3*time.Second
+	s.Senders, s.DefaultSender = map[string]settings.Sender{"fcm": fcm}, "fcm"
+	one := run(t, s, Deps{})
+	const site = "https://example.org/"
+	for part, tc := range map[string]struct {
+		field string
+		make  func(n *api.NoticeRequest, size int)
+	}{
+		"body":   {"body", func(n *api.NoticeRequest, size int) { n.Body = strings.Repeat("b", size) }},
+		"hangul": {"title", func(n *api.NoticeRequest, size int) { n.Title = strings.Repeat("가", size) }},
+		"body, link": {"body", func(n *api.NoticeRequest, size int) {
+			n.Link, n.Body = site+strings.Repeat("l", 1000), strings.Repeat("<", size)
+		}},
+		"body, image": {"body", func(n *api.NoticeRequest, size int) {
+			n.Image, n.Body = site+strings.Repeat("i", 1000), strings.Repeat("&", size)
+		}},
+		"data": {"data", func(n *api.NoticeRequest, size int) { n.Data = map[string]string{"k": strings.Repeat("\"", size)} }},
+		"own data": {"recipients[0].data", func(n *api.NoticeRequest, size int) {
+			n.Data, n.Link = map[string]string{"k": strings.Repeat("v", 500)}, site
+			n.Recipients[0].Data = map[string]string{"k": "", "own": strings.Repeat("o", size)}
+		}},
+		"own link": {"recipients[0].data", func(n *api.NoticeRequest, size int) {
+			n.Link, n.Recipients[0].Data = site+strings.Repeat("l", 1000), map[string]string{"link": strings.Repeat("o", size)}
+		}},
+	} {
+		t.Run(part, func(t *testing.T) {
+			t.Parallel()
+			var err error
+			most := sort.Search(school.MaxPayload, func(size int) bool {
+				n := notice("A", 1)
+				n.Priority = "normal"
+				n.ScheduledAt = new(time.Time)
+				*n.ScheduledAt = time.Now().Add(time.Hour) // the tries are not sent
+				tc.make(&n, size)
+				_, err = one.client.Send(t.Context(), n, "")
+				return err != nil
+			}) - 1
+			require.Greater(t, most, 500)
+			n := notice("A", 1)
+			tc.make(&n, most+1)
+			_, err = one.client.Send(t.Context(), n, "")
+			var refused *api.Error
+			require.ErrorAs(t, err, &refused)
+			require.Equal(t, tc.field, refused.Field)
+
+			n = notice("A", 1)
+			tc.make(&n, most)
+			a, err := one.client.Send(t.Context(), n, "")
+			require.NoError(t, err)
+			eventually(t, "it ends", func() bool {
+				got, err := one.client.Notice(t.Context(), a.ID)
+				require.NoError(t, err)
+				if got.EndedAt != nil {
+					require.Equal(t, 1, got.Success)
+				}
+				return got.EndedAt != nil
+			})
+			require.Zero(t, srv.receiver.Counts().ProtocolErrors, srv.receiver.Counts().LastProtocol)
+		})
+	}
 }
