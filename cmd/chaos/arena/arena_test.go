@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -72,7 +73,11 @@ func open(t *testing.T, cfg Config) *Arena {
 	}
 	cfg.Fast = true
 	var log strings.Builder
-	cfg.Log = &log
+	if cfg.Log != nil {
+		cfg.Log = io.MultiWriter(&log, cfg.Log)
+	} else {
+		cfg.Log = &log
+	}
 	began := time.Now()
 	a, err := New(t.Context(), cfg)
 	t.Cleanup(func() {
