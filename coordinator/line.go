@@ -13,6 +13,9 @@ const (
 	// so long after a stop that another replica found does this one believe in it,
 	// at most, where it sends nothing that would tell.
 	sendersWatch = time.Second
+	// sendersIdle is the same for a replica that has nothing to do, where no sender is
+	// stopped as far as it knows.
+	sendersIdle = 5 * time.Second
 	// lineLook is how long a school that waits for its place is not looked at: the
 	// rate may have been raised, or what Redis knew of the place lost.
 	lineLook = 10 * time.Second
@@ -182,12 +185,20 @@ func (c *Coordinator) watchSenders(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
+		again := sendersIdle
+		if c.Working() > 0 {
+			again = sendersWatch
+		}
 		for _, l := range c.lanes {
-			if !l.local {
-				c.lookAtSender(ctx, l)
+			if l.local {
+				continue
+			}
+			c.lookAtSender(ctx, l)
+			if l.refusedWith() != "" || l.crowded(time.Now()) {
+				again = sendersWatch
 			}
 		}
-		timer.Reset(sendersWatch - rand.N(sendersWatch/10)) // not all replicas at once
+		timer.Reset(again - rand.N(again/10)) // not all replicas at once
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ func TestInterleaving18WaitingForTheRateHoldsNoSlotLeaseOrClaim(t *testing.T) {
 		const schools = 12
 		for i := range schools {
 			id := fmt.Sprintf("school-%d", i)
-			w.outbox.accept(id, 4800)
+			w.outbox.accept(id, 1200)
 			replicas[i%3].Wake(id)
 		}
 		idle := 0
@@ -85,9 +86,9 @@ func TestInterleaving18WaitingForTheRateHoldsNoSlotLeaseOrClaim(t *testing.T) {
 		w.halt(replicas[1]) // what it was told is told to the others
 		w.halt(replicas[2])
 		w.tick(r1, 10*time.Second)
-		w.pass(5 * time.Minute)
+		w.pass(time.Minute)
 		for i := range schools {
-			require.Equal(w, map[school.State]int{school.Success: 4800}, w.outbox.states(fmt.Sprintf("school-%d", i)))
+			require.Equal(w, map[school.State]int{school.Success: 1200}, w.outbox.states(fmt.Sprintf("school-%d", i)))
 		}
 	})
 }
@@ -149,10 +150,10 @@ func TestAStopIsForAllReplicasAndOneSender(t *testing.T) {
 		const schools = 9
 		for i := range schools {
 			id := fmt.Sprintf("fcm-%d", i)
-			w.outbox.accept(id, 4000)
+			w.outbox.accept(id, 2000)
 			replicas[i%3].Wake(id)
 			w.outbox.put(school.School{ID: fmt.Sprintf("relay-%d", i), Sender: "relay"})
-			w.outbox.accept(fmt.Sprintf("relay-%d", i), 4000)
+			w.outbox.accept(fmt.Sprintf("relay-%d", i), 2000)
 			replicas[i%3].Wake(fmt.Sprintf("relay-%d", i))
 		}
 		w.pass(time.Second)
@@ -182,7 +183,7 @@ func TestAStopIsForAllReplicasAndOneSender(t *testing.T) {
 		}
 		require.Len(w, w.log.events("sender_stopped"), 1)
 		require.Len(w, e.heard(), 1)
-		require.Len(w, relay.of(""), schools*20, "the other sender's schools go on")
+		require.Len(w, relay.of(""), schools*10, "the other sender's schools go on")
 
 		refused.Store(false)
 		w.pass(10 * time.Minute)
@@ -191,7 +192,7 @@ func TestAStopIsForAllReplicasAndOneSender(t *testing.T) {
 		require.InDelta(w, 155, e.heard()[1].(coordinator.SenderResumed).Stopped.Seconds(), 6)
 		for i := range schools {
 			id := fmt.Sprintf("fcm-%d", i)
-			require.Equal(w, map[school.State]int{school.Success: 4000}, w.outbox.states(id))
+			require.Equal(w, map[school.State]int{school.Success: 2000}, w.outbox.states(id))
 			for _, n := range w.outbox.schools[id].notices {
 				for _, r := range n.recipients {
 					require.Zero(w, r.Retries, "nobody's retries are used")
@@ -315,6 +316,61 @@ func TestThrottlingLowersTheRateOfAll(t *testing.T) {
 		w.pass(10 * time.Minute)
 		require.Equal(w, 60_000, r2.Lanes()[0].Shared.PerMinute)
 		require.Equal(w, map[school.State]int{school.Success: 200}, w.outbox.states("B"))
+	})
+}
+
+// TestAQuotaBelowTheRateIsFound: a receiver takes less than the sender was told. Its
+// 429s lower the rate, which grows again until they come back; so most of what it
+// takes is used, and few messages are refused.
+func TestAQuotaBelowTheRateIsFound(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		const quota = 24_000 // in any minute
+		w.limited(map[string]sender.Limit{"fcm": {PerMinute: 60_000, Batch: 200}})
+		var mu sync.Mutex
+		type took struct {
+			at time.Time
+			n  int
+		}
+		var window []took
+		accepted, refused, tail := 0, 0, 0
+		began := time.Now()
+		w.receiver.answers(func(_ int, b sender.Batch) []sender.Result {
+			mu.Lock()
+			defer mu.Unlock()
+			now, sum := time.Now(), 0
+			for len(window) > 0 && now.Sub(window[0].at) >= time.Minute {
+				window = window[1:]
+			}
+			for _, one := range window {
+				sum += one.n
+			}
+			if sum+len(b.Messages) > quota {
+				if refused += len(b.Messages); now.Sub(began) > 3*time.Minute {
+					tail += len(b.Messages)
+				}
+				wait := time.Minute - now.Sub(window[0].at)
+				return sender.Fill(b.Messages, sender.Result{Class: sender.Throttled, Code: "QUOTA_EXCEEDED", RetryAfter: wait})
+			}
+			window = append(window, took{now, len(b.Messages)})
+			accepted += len(b.Messages)
+			return sender.Fill(b.Messages, sender.Result{Class: sender.Accepted})
+		})
+		large := func(c *coordinator.Config, _ *coordinator.Deps) { c.Limit = 1_000_000 }
+		replicas := []*replica{w.start("r1", large), w.start("r2", large)}
+		const schools, devices, minutes = 6, 25_000, 6
+		for i := range schools {
+			id := fmt.Sprintf("school-%d", i)
+			w.outbox.accept(id, devices)
+			replicas[i%2].Wake(id)
+		}
+		w.pass(minutes * time.Minute)
+		require.Greater(w, accepted, minutes*quota*6/10, "most of what the receiver takes is used")
+		require.Less(w, refused, accepted/5, "and little is refused")
+		require.Less(w, tail, accepted/20, "least where it has been found")
+		low := w.log.events("sender_rate_lowered")
+		require.NotEmpty(w, low)
+		require.Less(w, len(low), 10, "once for what was on the way together")
 	})
 }
 

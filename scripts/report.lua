@@ -87,10 +87,14 @@ if heard == 'throttled' then
     if limit == 0 and level(now) == 1000 then
       s.base = math.max(used(), most * 60)
     end
-    s.level = math.max(LOWEST, math.floor(level(now) / 2))
+    local before = level(now)
+    s.level = math.max(LOWEST, math.floor(before / 2))
     s.level_until_ms, s.level_hold_ms = now + hold, hold
-    s.lowered_ms, s.lowered_by, s.lowered_code = now, id, code
-    lowered = 1
+    s.lowered_ms = now
+    if s.level < before then -- else it is as low as it gets
+      s.lowered_by, s.lowered_code = id, code
+      lowered = 1
+    end
   end
 end
 save(key)

@@ -279,3 +279,23 @@ func TestWhatCannotBe(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, exists, "nothing was written")
 }
+
+// BenchmarkTake is what each batch pays: with nobody in the line, and with many.
+func BenchmarkTake(b *testing.B) {
+	srv := startServer(b)
+	for _, waiting := range []int{0, 1000} {
+		b.Run(fmt.Sprint(waiting, " waiting"), func(b *testing.B) {
+			l := srv.subject(b)
+			l.Limit(sender.Limit{PerMinute: 60, Batch: 200})
+			for i := range waiting {
+				l.Take(sender.Take{School: fmt.Sprint("school-", i), ID: fmt.Sprint("w", i), Want: 200, Longest: time.Second})
+			}
+			if waiting == 0 {
+				l.Limit(sender.Limit{Batch: 200})
+			}
+			for i := 0; b.Loop(); i++ {
+				l.Take(sender.Take{School: fmt.Sprint("school-", i%max(1, waiting)), ID: fmt.Sprint("b", i), Want: 200, Longest: time.Second})
+			}
+		})
+	}
+}

@@ -316,10 +316,13 @@ func (m *Model) Report(now int64, r sender.Report) sender.Reported {
 			if m.limit() == 0 && m.levelAt(now) == 1000 {
 				m.base = max(m.used(), int64(m.Limit.Batch)*60)
 			}
-			m.level = max(lowest, m.levelAt(now)/2)
+			before := m.levelAt(now)
+			m.level = max(lowest, before/2)
 			m.levelUntil, m.levelHold = now+hold, hold
-			m.lowered, m.loweredBy, m.loweredCode = now, r.Ticket, r.Code
-			out.Lowered = true
+			if m.lowered = now; m.level < before {
+				m.loweredBy, m.loweredCode = r.Ticket, r.Code
+				out.Lowered = true
+			}
 		}
 	}
 	out.PerMinute = int(m.rate(now))
