@@ -390,6 +390,7 @@ func (t *turn) record(ctx context.Context, c school.Claim, results []sender.Resu
 			t.c.storeAnswered()
 			t.c.metrics.record.Observe(time.Since(began).Seconds())
 			t.logRecorded(r)
+			t.emitBrake(r)
 			for i := range r.Results { // a retry's wait counts from the record
 				if ch := &r.Results[i].Change; ch.State == school.RetryPending {
 					t.dueIn(ch.RetryIn)
@@ -425,7 +426,7 @@ func (t *turn) outcomes(c school.Claim, results []sender.Result) (school.BatchRe
 	if n := c.Size(); n != len(results) {
 		return r, fmt.Errorf("batch %s of school %s: sender %s gave %d results for %d messages", c.Batch, t.school, t.lane.name, len(results), n)
 	}
-	i := 0
+	i, gone := 0, 0
 	for w := range c.Work {
 		w := &c.Work[w]
 		if !w.Sendable() {
@@ -444,11 +445,15 @@ func (t *turn) outcomes(c school.Claim, results []sender.Result) (school.BatchRe
 		if err != nil {
 			return r, fmt.Errorf("recipient %s of batch %s: %w", school.MessageID(w.Notice.ID, w.Seq), c.Batch, err)
 		}
+		if change.Retire {
+			gone++
+		}
 		t.c.metrics.countResult(t.lane.name, outcome, change)
 		r.Results = append(r.Results, school.Recorded{
 			Notice: w.Notice.ID, Seq: w.Seq, Change: change, Fallback: w.Notice.Fallback != "" && change.Definite(),
 		})
 	}
+	r.Brake = t.c.cfg.Brake.Acts(gone, len(r.Results))
 	return r, nil
 }
 

@@ -64,6 +64,7 @@ type Config struct {
 	Horizon     time.Duration // how far ahead the tick looks for work that is not due yet (20 s)
 	StopTimeout time.Duration // from the stop until results that cannot be recorded are given up (45 s)
 	Retry       school.RetryPolicy
+	Brake       school.Brake // when unregistered devices are not believed to be gone; zero: always believed
 
 	DefaultSender string // of schools that name none; required
 }

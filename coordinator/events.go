@@ -5,11 +5,12 @@ import (
 	"slices"
 	"time"
 
+	"schoolbell/school"
 	"schoolbell/sender"
 )
 
 // Events is told what a person should hear of, beyond the log (R32, R42). Each
-// method is called between a batch's call and its record: it returns at once,
+// method is called within a turn, between a batch's call and the next: it returns at once,
 // calls nothing that may wait, and may be called by several turns at once. That
 // it panics harms nobody. Without Events nobody is told.
 type Events interface {
@@ -22,7 +23,8 @@ type Events interface {
 	// for the device or its platform. The sender goes on. Once a batch and code.
 	SenderMisfit(SenderMisfit)
 	// BrakeTripped: an unusual share of a batch came back as unregistered, so that
-	// no device of it is retired.
+	// no device of it is retired. Once a batch that did, after its record, also
+	// where an earlier one had engaged the brake.
 	BrakeTripped(BrakeTripped)
 }
 
@@ -79,4 +81,18 @@ func (t *turn) emitMisfits(results []sender.Result) {
 			e.SenderMisfit(SenderMisfit{Sender: t.lane.name, School: t.school, Code: code, Count: counts[code]})
 		})
 	}
+}
+
+// emitBrake tells of a recorded batch whose unregistered devices are not believed.
+func (t *turn) emitBrake(r school.BatchRecord) {
+	if !r.Brake {
+		return
+	}
+	b := BrakeTripped{Sender: t.lane.name, School: t.school, Size: len(r.Results)}
+	for i := range r.Results {
+		if r.Results[i].Change.Retire {
+			b.Unregistered++
+		}
+	}
+	t.c.emit(func(e Events) { e.BrakeTripped(b) })
 }

@@ -25,6 +25,7 @@ type outbox struct {
 	notices []*noticeRow // by id, from 1
 	batches map[string]*batchRow
 
+	brakes   []bool     // of each recorded batch
 	stranded int        // what the next sweep finds
 	expire   func() int // how many notices a step of closing touches; nil: none
 }
@@ -605,6 +606,7 @@ func (o *outbox) Record(ctx context.Context, r school.BatchRecord) error {
 		return fmt.Errorf("batch %s: %w", r.Batch, school.ErrTakenOver)
 	}
 	b.settled = r.Owner
+	o.brakes = append(o.brakes, r.Brake)
 	now := time.Now()
 	for _, res := range r.Results {
 		c := covered{notice: o.find(res.Notice), seq: res.Seq}
@@ -614,6 +616,13 @@ func (o *outbox) Record(ctx context.Context, r school.BatchRecord) error {
 		row.filled, row.eligible = true, now.Add(r.Rest)
 	}
 	return nil
+}
+
+// braked tells of each recorded batch whether its unregistered devices are not believed.
+func (o *outbox) braked() []bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.brakes)
 }
 
 func (o *outbox) Expire(ctx context.Context, limit int) (int, error) {

@@ -59,6 +59,8 @@ type Queue interface {
 
 	// Record settles a batch with its outcomes. Done already by this owner: no
 	// error. school.ErrTakenOver: a newer owner settled it, the results are void.
+	// Devices that are gone are retired in the same transaction or, with Brake and
+	// while a brake is on for the school and the batch's sender, flagged.
 	Record(ctx context.Context, r school.BatchRecord) error
 
 	// Confirm writes recipients that wait for a retry as decided by

@@ -26,6 +26,8 @@ const (
 	MaxToken      = 4096      // bytes of a device token
 	MaxRef        = 255       // characters of a recipient's ref
 	MaxRecipients = 1_000_000 // recipients of one notice
+	MaxDevices    = 1_000_000 // devices of one registration
+	MaxTopics     = 2000      // topics of one device: FCM's own limit
 	MaxPayload    = 4096      // bytes of title, body, data, link and image together: FCM's own limit
 	MaxKey        = 255       // characters of an idempotency key (R27)
 	MaxName       = 255       // characters of a school's name

@@ -106,6 +106,7 @@ type BatchRecord struct {
 	Cycle   int64
 	Filled  bool          // the batch filled its cycle: its rest runs from this record on (R4)
 	Rest    time.Duration // with Filled
+	Brake   bool          // so many are gone that none is retired before a person has looked
 	Results []Recorded
 }
 

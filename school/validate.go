@@ -189,19 +189,13 @@ func contentSize(c *Content) int {
 // It looks at one recipient only, so that a million can be checked as they
 // arrive. The error is a *FieldError whose Field begins with recipients[i].
 func ValidateRecipient(i int, r *NewRecipient, c *Content) error {
-	switch {
-	case r.Token == "":
-		return recipientError(i, "token", "is required")
-	case len(r.Token) > MaxToken:
-		return &FieldError{Field: recipientField(i, "token"), Message: "is longer than 4,096 bytes", Size: true}
-	case !utf8.ValidString(r.Token) || strings.ContainsFunc(r.Token, unicode.IsControl):
-		return recipientError(i, "token", "must be UTF-8 without control characters")
+	if fault := tokenFault(r.Token); fault != nil {
+		fault.Field = recipientField(i, "token")
+		return fault
 	}
-	if utf8.RuneCountInString(r.Ref) > MaxRef {
-		return &FieldError{Field: recipientField(i, "ref"), Message: "is longer than 255 characters", Size: true}
-	}
-	if badText(r.Ref) {
-		return recipientError(i, "ref", textMessage)
+	if fault := refFault(r.Ref); fault != nil {
+		fault.Field = recipientField(i, "ref")
+		return fault
 	}
 	if r.Badge != nil && (*r.Badge < 0 || *r.Badge > MaxBadge) {
 		return recipientError(i, "badge", "must be between 0 and "+strconv.Itoa(MaxBadge))
@@ -226,6 +220,30 @@ func ValidateRecipient(i int, r *NewRecipient, c *Content) error {
 	}
 	if size > MaxPayload {
 		return payloadError(recipientField(i, "data"), size)
+	}
+	return nil
+}
+
+// tokenFault says what is wrong with a token; nil: nothing. The field is the
+// caller's to name, where it is needed.
+func tokenFault(token string) *FieldError {
+	switch {
+	case token == "":
+		return &FieldError{Message: "is required"}
+	case len(token) > MaxToken:
+		return &FieldError{Message: "is longer than 4,096 bytes", Size: true}
+	case !utf8.ValidString(token) || strings.ContainsFunc(token, unicode.IsControl):
+		return &FieldError{Message: "must be UTF-8 without control characters"}
+	}
+	return nil
+}
+
+func refFault(ref string) *FieldError {
+	switch {
+	case utf8.RuneCountInString(ref) > MaxRef:
+		return &FieldError{Message: "is longer than 255 characters", Size: true}
+	case badText(ref):
+		return &FieldError{Message: textMessage}
 	}
 	return nil
 }

@@ -51,6 +51,7 @@ var clocks = map[string]string{
 // calendar day. What they read is told in the reason.
 var walls = map[string]string{
 	"coordinator/node/jobs.go":        "a slot, of Redis's clock",
+	"coordinator/web/devices.go":      "what the database tells, shown to people",
 	"coordinator/web/notices.go":      "what the database tells, shown to people",
 	"coordinator/web/operations.go":   "what Redis tells, shown to people",
 	"coordinator/web/schools.go":      "what the database tells, shown to people",

@@ -157,6 +157,86 @@ func (c *Client) Schools(ctx context.Context, p Page) (List[School], error) {
 	return out, err
 }
 
+// PutDevices registers up to 1,000 devices of a school in one JSON body, or
+// changes them. To repeat it is harmless.
+func (c *Client) PutDevices(ctx context.Context, school string, devices []NewDevice) (Registered, error) {
+	var out Registered
+	body, err := json.Marshal(DevicesRequest{Devices: devices})
+	if err != nil {
+		return out, fmt.Errorf("put devices of school %s: %w", school, err)
+	}
+	err = c.call(ctx, http.MethodPut, devicesOf(school), nil, http.Header{"Content-Type": {JSON}}, bytes.NewReader(body), &out)
+	return out, err
+}
+
+// DeleteDevice removes a device from a school's registry. Code NotFound where
+// there is none.
+func (c *Client) DeleteDevice(ctx context.Context, school, token string) error {
+	var out DeletedDevice
+	err := c.call(ctx, http.MethodDelete, devicesOf(school)+"/"+url.PathEscape(token), nil, nil, nil, &out)
+	if e, ok := errors.AsType[*url.Error](err); ok { // it and what wraps it quote the path, and so the token
+		e.URL = strings.TrimRight(c.BaseURL, "/") + devicesOf(school)
+		return fmt.Errorf("delete device of school %s: %w", school, e)
+	}
+	return err
+}
+
+func devicesOf(school string) string { return "/v1/schools/" + url.PathEscape(school) + "/devices" }
+
+// DeviceQuery selects devices of one school.
+type DeviceQuery struct {
+	Page
+	Topic   string // empty: all
+	Retired string // true, false; empty: all
+}
+
+// Devices lists a school's devices. Code NotFound for an unknown school.
+func (c *Client) Devices(ctx context.Context, school string, q DeviceQuery) (List[Device], error) {
+	v := q.query()
+	set(v, "topic", q.Topic)
+	set(v, "retired", q.Retired)
+	var out List[Device]
+	err := c.get(ctx, devicesOf(school), v, &out)
+	return out, err
+}
+
+// BrakeQuery selects brakes, newest first.
+type BrakeQuery struct {
+	Page
+	School string // empty: all
+	Open   bool   // only those that are on
+}
+
+// Brakes lists brakes, newest first.
+func (c *Client) Brakes(ctx context.Context, q BrakeQuery) (List[Brake], error) {
+	v := q.query()
+	set(v, "school", q.School)
+	if q.Open {
+		v.Set("open", "true")
+	}
+	var out List[Brake]
+	err := c.get(ctx, "/v1/brakes", v, &out)
+	return out, err
+}
+
+// ConfirmBrake retires the devices that a brake flagged. Code NotFound where there
+// is none, Conflict where it was cleared.
+func (c *Client) ConfirmBrake(ctx context.Context, id string) (Brake, error) {
+	return c.closeBrake(ctx, id, "confirm")
+}
+
+// ClearBrake removes a brake's flags and retires nothing. Code NotFound where
+// there is none, Conflict where it was confirmed.
+func (c *Client) ClearBrake(ctx context.Context, id string) (Brake, error) {
+	return c.closeBrake(ctx, id, "clear")
+}
+
+func (c *Client) closeBrake(ctx context.Context, id, how string) (Brake, error) {
+	var out Brake
+	err := c.call(ctx, http.MethodPost, "/v1/brakes/"+url.PathEscape(id)+"/"+how, nil, nil, nil, &out)
+	return out, err
+}
+
 // Cluster lists replicas and senders.
 func (c *Client) Cluster(ctx context.Context) (Cluster, error) {
 	var out Cluster

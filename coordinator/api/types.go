@@ -135,6 +135,66 @@ type SchoolChange struct {
 	RestSeconds *float64 `json:"rest_seconds,omitempty"`
 }
 
+// DevicesRequest registers up to 1,000 devices of a school: the body of PUT
+// /v1/schools/{id}/devices. More go as NDJSON, a NewDevice a line.
+type DevicesRequest struct {
+	Devices []NewDevice `json:"devices"`
+}
+
+// NewDevice registers a device or changes it; absent fields stay. A device that
+// is new is on, without a ref and without topics.
+type NewDevice struct {
+	Token   string    `json:"token"`
+	Ref     *string   `json:"ref,omitempty"`
+	Enabled *bool     `json:"enabled,omitempty"` // false: notifications are off, also for notices accepted before
+	Topics  *[]string `json:"topics,omitempty"`  // the whole set
+}
+
+// Registered answers a registration.
+type Registered struct {
+	School  string `json:"school"`
+	Devices int    `json:"devices"` // that were named
+	Created int    `json:"created"` // of them, those that were new
+	Revived int    `json:"revived"` // of them, those that were retired
+}
+
+// DeletedDevice answers the removal of a device.
+type DeletedDevice struct {
+	School  string `json:"school"`
+	Deleted bool   `json:"deleted"`
+}
+
+// Device is a device of a school's registry.
+type Device struct {
+	Key          string     `json:"key"`   // SHA-256 of its token
+	Token        string     `json:"token"` // shortened
+	Ref          string     `json:"ref"`
+	Enabled      bool       `json:"enabled"`
+	Topics       []string   `json:"topics"`
+	Flagged      bool       `json:"flagged"` // came back as unregistered while a brake is on
+	RegisteredAt time.Time  `json:"registered_at"`
+	RetiredAt    *time.Time `json:"retired_at"` // null: it is not
+}
+
+// Brake keeps the devices that a sender calls unregistered from being retired
+// until somebody confirms that they are gone, or clears them.
+type Brake struct {
+	ID           string     `json:"id"`
+	School       string     `json:"school"`
+	Sender       string     `json:"sender"`
+	Open         bool       `json:"open"`
+	Batch        string     `json:"batch"` // that engaged it
+	Instance     string     `json:"instance"`
+	Unregistered int        `json:"unregistered"` // of that batch
+	Size         int        `json:"size"`
+	EngagedAt    time.Time  `json:"engaged_at"`
+	Flagged      int        `json:"flagged"` // devices, now
+	Retired      int        `json:"retired"` // by its confirmation
+	ClosedAt     *time.Time `json:"closed_at"`
+	ClosedAs     string     `json:"closed_as"` // confirmed, cleared
+	ClosedBy     string     `json:"closed_by"`
+}
+
 // SchoolState is what a school is doing.
 type SchoolState string
 
@@ -191,6 +251,8 @@ type Lock struct {
 type Cluster struct {
 	Replicas []Replica `json:"replicas"`
 	Senders  []Sender  `json:"senders"`
+	// OpenBrakes is how many brakes are on: see /v1/brakes.
+	OpenBrakes int `json:"open_brakes,omitempty"`
 	// Degraded: Redis could not be asked; only the answering replica is listed.
 	Degraded bool `json:"degraded,omitempty"`
 }

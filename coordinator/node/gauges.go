@@ -25,12 +25,14 @@ type gauges struct {
 	recipients *prometheus.GaugeVec
 	oldest     prometheus.Gauge
 	stranded   prometheus.Gauge
+	brakes     prometheus.Gauge
 }
 
 // stock is what the gauges read of the store.
 type stock interface {
 	RecipientCounts(ctx context.Context) (store.RecipientCounts, error)
 	Schools(ctx context.Context, afterID string, limit int) ([]school.Backlog, error)
+	OpenBrakes(ctx context.Context) (int, error)
 }
 
 const (
@@ -50,8 +52,10 @@ func newGauges(reg prometheus.Registerer, s stock, arbiter web.Arbiter, log *slo
 			Help: "Age of the oldest due work in the cluster; 0 without any."}),
 		stranded: prometheus.NewGauge(prometheus.GaugeOpts{Name: "schoolbell_stranded_recipients",
 			Help: "Recipients that no batch covers and no time brings back. Must be 0."}),
+		brakes: prometheus.NewGauge(prometheus.GaugeOpts{Name: "schoolbell_brakes_open",
+			Help: "Brakes that are on: devices are flagged instead of retired until a person has looked."}),
 	}
-	reg.MustRegister(g.schools, g.recipients, g.oldest, g.stranded)
+	reg.MustRegister(g.schools, g.recipients, g.oldest, g.stranded, g.brakes)
 	return g
 }
 
@@ -87,6 +91,11 @@ func (g *gauges) refresh(ctx context.Context) error {
 	}
 	g.oldest.Set(s.OldestWaiting)
 	g.stranded.Set(float64(s.Stranded))
+	brakes, err := g.stock.OpenBrakes(ctx)
+	if err != nil {
+		return err
+	}
+	g.brakes.Set(float64(brakes))
 
 	states := map[api.SchoolState]int{}
 	for after := ""; ; {

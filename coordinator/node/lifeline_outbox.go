@@ -128,6 +128,34 @@ func (o cuttableOutbox) Schools(ctx context.Context, afterID string, limit int) 
 	return through(ctx, o.line, func(ctx context.Context) ([]school.Backlog, error) { return o.next.Schools(ctx, afterID, limit) })
 }
 
+func (o cuttableOutbox) PutDevices(ctx context.Context, schoolID string, devices []school.NewDevice) (school.Devices, error) {
+	return through(ctx, o.line, func(ctx context.Context) (school.Devices, error) { return o.next.PutDevices(ctx, schoolID, devices) })
+}
+
+func (o cuttableOutbox) DeleteDevice(ctx context.Context, schoolID, token string) error {
+	return o.line.step(ctx, func(ctx context.Context) error { return o.next.DeleteDevice(ctx, schoolID, token) })
+}
+
+func (o cuttableOutbox) Devices(ctx context.Context, schoolID string, f school.DeviceFilter) ([]school.Device, error) {
+	return through(ctx, o.line, func(ctx context.Context) ([]school.Device, error) { return o.next.Devices(ctx, schoolID, f) })
+}
+
+func (o cuttableOutbox) CloseBrake(ctx context.Context, id int64, as school.BrakeEnd, by string) (school.EngagedBrake, error) {
+	return through(ctx, o.line, func(ctx context.Context) (school.EngagedBrake, error) { return o.next.CloseBrake(ctx, id, as, by) })
+}
+
+func (o cuttableOutbox) Brake(ctx context.Context, id int64) (school.EngagedBrake, error) {
+	return through(ctx, o.line, func(ctx context.Context) (school.EngagedBrake, error) { return o.next.Brake(ctx, id) })
+}
+
+func (o cuttableOutbox) Brakes(ctx context.Context, f school.BrakeFilter) ([]school.EngagedBrake, error) {
+	return through(ctx, o.line, func(ctx context.Context) ([]school.EngagedBrake, error) { return o.next.Brakes(ctx, f) })
+}
+
+func (o cuttableOutbox) OpenBrakes(ctx context.Context) (int, error) {
+	return through(ctx, o.line, o.next.OpenBrakes)
+}
+
 func (o cuttableOutbox) RecipientCounts(ctx context.Context) (store.RecipientCounts, error) {
 	return through(ctx, o.line, o.next.RecipientCounts)
 }

@@ -189,6 +189,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		ETC: s.Lock.ETC, ETCLeast: least, ETCMost: most,
 		Pace: s.Dispatch.Pace, Horizon: 2 * s.Dispatch.Tick, StopTimeout: s.StopTimeout,
 		Retry:         school.RetryPolicy{Max: s.Retry.Max, Base: s.Retry.Base},
+		Brake:         school.Brake{Percent: s.Brake.Percent, Count: s.Brake.Count},
 		DefaultSender: s.DefaultSender,
 	}, coordinator.Deps{
 		Queue: queue, Budget: rule, Rates: rates, Holder: holder{n.keeper}, Members: n.roster, Peers: n.wakes,
@@ -211,6 +212,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	}
 	checks := senderChecks(n.coord, n.roster, names)
 	checks["redis"] = health
+	checks["brakes"] = brakesOff(n.outbox)
 	auth := web.Everyone()
 	if s.HTTP.Auth == settings.AuthKeys {
 		auth = web.AdminKey(string(s.HTTP.AdminKey))
@@ -221,6 +223,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	}, web.Deps{
 		Notices: n.outbox, Schools: n.outbox, Database: n.outbox, Arbiter: budget, Waker: n.coord,
 		Cluster: cluster{self: s.InstanceID, roster: n.roster, coord: n.coord, conf: s, only: only}, Auth: auth,
+		Devices: n.outbox, Brakes: n.outbox,
 		Checks:     checks,
 		Registerer: reg, Gatherer: reg, Log: n.log, Now: now,
 	})

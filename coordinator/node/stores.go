@@ -20,6 +20,8 @@ type outbox interface {
 	coordinator.Queue
 	web.Notices
 	web.Schools
+	web.Devices
+	web.Brakes
 	stock
 	fallback.Store
 	// Listen hears of schools that were given work inside an application's own

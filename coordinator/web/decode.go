@@ -1,6 +1,7 @@
 package web
 
 import (
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +23,8 @@ var (
 	fallbackShape  = shape{"a fallback", []string{"sms"}}
 	recipientShape = shape{"a recipient", []string{"token", "ref", "enabled", "badge", "data"}}
 	schoolShape    = shape{"a school", []string{"name", "sender", "limit", "rest_seconds"}}
+	devicesShape   = shape{"a registration", []string{"devices"}}
+	deviceShape    = shape{"a device", []string{"token", "ref", "enabled", "topics"}}
 )
 
 // unknown says of a field that it is none, and which there are.
@@ -36,6 +39,7 @@ const (
 	recipientsForm = `[{"token":"…"}]`
 	recipientForm  = `{"token":"…"}`
 	schoolForm     = `{"limit":5000}`
+	devicesForm    = `{"devices":[{"token":"…","topics":["board-3"]}]}`
 )
 
 // decodeNotice reads the notice in data and, unless it is the first line of a
@@ -127,7 +131,7 @@ func decodeFallback(r *jsonReader, p path) (sms string, err error) {
 
 func decodeRecipients(r *jsonReader, p path) ([]school.NewRecipient, bool, error) {
 	var list []school.NewRecipient
-	ok, err := r.array(p, func(i int) error {
+	ok, err := r.array(p, "objects, "+recipientsForm, func(i int) error {
 		if i >= school.MaxRecipients {
 			return tooManyRecipients()
 		}
@@ -179,6 +183,113 @@ func decodeRecipientLine(line []byte, i int, to *school.NewRecipient) error {
 	return r.end(at)
 }
 
+// decodeDevices reads a registration that comes as one JSON body.
+func decodeDevices(data []byte) ([]school.NewDevice, error) {
+	r := newJSONReader(data)
+	if r.next() == 0 && r.pos == len(data) {
+		return nil, emptyBody(devicesForm)
+	}
+	var list []school.NewDevice
+	listed := false
+	ok, err := r.object(path{}, devicesShape, func(_ string, p path) (err error) {
+		listed, err = r.array(p, "objects, "+recipientsForm, func(i int) error {
+			if i >= maxDevices {
+				return &api.Error{Code: api.TooLarge, Field: "devices", Message: "at most 1,000 devices in one JSON body; send more as " + api.NDJSON}
+			}
+			var d school.NewDevice
+			if err := decodeDevice(r, devicePath(i), &d); err != nil {
+				return err
+			}
+			list = append(list, d)
+			return nil
+		})
+		return err
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case !ok:
+		return nil, r.invalid(path{}, mustBeObject(path{}))
+	}
+	if err := r.end(path{}); err != nil {
+		return nil, err
+	}
+	switch {
+	case !listed:
+		return nil, invalid("devices", "is required")
+	case len(list) == 0:
+		return nil, invalid("devices", "must name at least one device")
+	}
+	for i := range list {
+		if err := school.ValidateDevice(i, &list[i]); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// decodeDevice reads one device; it does not validate it.
+func decodeDevice(r *jsonReader, p path, to *school.NewDevice) error {
+	ok, err := r.object(p, deviceShape, func(name string, p path) (err error) {
+		switch name {
+		case "token":
+			err = r.set(p, &to.Token)
+		case "ref":
+			var ref string
+			var given bool
+			if ref, given, err = r.text(p); given {
+				to.Ref = &ref
+			}
+		case "enabled":
+			to.Enabled, err = r.flag(p)
+		case "topics":
+			to.Topics, err = decodeTopics(r, p)
+		}
+		return err
+	})
+	if err == nil && !ok {
+		err = p.invalid(mustBeObject(p))
+	}
+	return err
+}
+
+// decodeTopics reads a set of topics; an empty one is not nil, as null is.
+func decodeTopics(r *jsonReader, p path) ([]string, error) {
+	topics := []string{}
+	ok, err := r.array(p, `strings, ["board-3"]`, func(i int) error {
+		at := p
+		at.name += "[" + strconv.Itoa(i) + "]"
+		if i >= school.MaxTopics {
+			return &api.Error{Code: api.TooLarge, Field: p.String(), Message: "a device has at most 2,000 topics"}
+		}
+		topic, given, err := r.text(at)
+		if err == nil && !given {
+			err = at.invalid("must be a string")
+		}
+		topics = append(topics, topic)
+		return err
+	})
+	if !ok || err != nil {
+		return nil, err
+	}
+	return topics, nil
+}
+
+// decodeDeviceLine reads and checks one line of a registration that comes as a
+// stream.
+func decodeDeviceLine(line []byte, i int, to *school.NewDevice) error {
+	r := newJSONReader(line)
+	r.inLine = true
+	at := devicePath(i)
+	if err := decodeDevice(r, at, to); err != nil {
+		return err
+	}
+	if err := r.end(at); err != nil {
+		return err
+	}
+	return school.ValidateDevice(i, to)
+}
+
 func decodeSchoolChange(data []byte) (school.SchoolChange, error) {
 	var c school.SchoolChange
 	r := newJSONReader(data)
@@ -226,7 +337,7 @@ func emptyBody(form string) error {
 // mustBeObject says that the value at p is none, and for a recipient, which
 // people take for its token, how it is written.
 func mustBeObject(p path) string {
-	if p.listed && p.name == "" {
+	if p.list != "" && p.name == "" {
 		return "must be an object, " + recipientForm
 	}
 	return "must be an object"

@@ -36,10 +36,14 @@ type fakeStore struct {
 	lastID   int64
 	notices  map[int64]*stored
 	schools  map[string]*school.Backlog
-	topics   map[string]int // devices that have it
-	accepts  int            // calls of Accept
-	taken    int            // recipients taken from the sequence, also of what was rolled back
-	err      error          // answers everything
+	topics   map[string]int                // devices that have it
+	accepts  int                           // calls of Accept
+	taken    int                           // recipients taken from the sequence, also of what was rolled back
+	devices  map[string][]school.NewDevice // by school, as they came
+	puts     []int                         // devices of each call
+	filtered school.DeviceFilter           // last
+	brakes   []school.EngagedBrake         // by id, from 1
+	err      error                         // answers everything
 	pingErr  error
 	onAccept func(ctx context.Context) error // before anything
 }
@@ -367,7 +371,7 @@ func newWorld(t *testing.T, change func(*Config, *Deps)) *world {
 		reg: prometheus.NewRegistry(), log: &lockedBuffer{}, dir: t.TempDir()}
 	cfg := Config{Rule: school.Rule{Limit: 5000, Rest: 180 * time.Second}, UploadDir: w.dir,
 		Version: api.Version{Version: "v0", Commit: "abc", Go: "go"}}
-	deps := Deps{Notices: w.store, Schools: w.store, Database: w.store, Arbiter: w.arbiter, Waker: w.waker, Cluster: fakeCluster{},
+	deps := Deps{Notices: w.store, Schools: w.store, Devices: w.store, Brakes: w.store, Database: w.store, Arbiter: w.arbiter, Waker: w.waker, Cluster: fakeCluster{},
 		Auth: AdminKey(testKey), Registerer: w.reg, Gatherer: w.reg, Log: slog.New(slog.NewJSONHandler(w.log, nil)),
 		Now: func() time.Time { return testNow }}
 	if change != nil {
@@ -462,4 +466,90 @@ func (acceptFunc) Notices(context.Context, school.NoticeFilter) ([]school.Progre
 
 func (acceptFunc) Recipients(context.Context, int64, school.RecipientFilter) ([]school.RecipientRow, error) {
 	return nil, school.ErrNotFound
+}
+
+func (f *fakeStore) PutDevices(_ context.Context, schoolID string, devices []school.NewDevice) (school.Devices, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return school.Devices{}, f.err
+	}
+	if f.devices == nil {
+		f.devices = map[string][]school.NewDevice{}
+	}
+	f.puts = append(f.puts, len(devices))
+	f.devices[schoolID] = append(f.devices[schoolID], slices.Clone(devices)...)
+	return school.Devices{Registered: len(devices), Created: 2, Revived: 1}, nil
+}
+
+func (f *fakeStore) DeleteDevice(_ context.Context, schoolID, token string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before := len(f.devices[schoolID])
+	f.devices[schoolID] = slices.DeleteFunc(f.devices[schoolID], func(d school.NewDevice) bool { return d.Token == token })
+	if f.err == nil && len(f.devices[schoolID]) == before {
+		return school.ErrNotFound
+	}
+	return f.err
+}
+
+func (f *fakeStore) Devices(_ context.Context, schoolID string, q school.DeviceFilter) ([]school.Device, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.devices[schoolID] == nil {
+		return nil, school.ErrNotFound
+	}
+	f.filtered = q
+	var out []school.Device
+	for i := range f.devices[schoolID] {
+		key := fmt.Sprintf("%064x", i+1)
+		if key > q.After && len(out) < q.Limit {
+			out = append(out, school.Device{Key: key, Token: "…", Enabled: true, Topics: []string{}, RegisteredAt: testNow})
+		}
+	}
+	return out, f.err
+}
+
+func (f *fakeStore) Brakes(_ context.Context, q school.BrakeFilter) ([]school.EngagedBrake, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []school.EngagedBrake
+	for _, b := range slices.Backward(f.brakes) {
+		if (q.School == "" || b.School == q.School) && (!q.Open || b.ClosedAt.IsZero()) && (q.Before == 0 || b.ID < q.Before) && len(out) < q.Limit {
+			out = append(out, b)
+		}
+	}
+	return out, f.err
+}
+
+func (f *fakeStore) Brake(_ context.Context, id int64) (school.EngagedBrake, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if id > int64(len(f.brakes)) {
+		return school.EngagedBrake{}, school.ErrNotFound
+	}
+	return f.brakes[id-1], f.err
+}
+
+func (f *fakeStore) CloseBrake(_ context.Context, id int64, as school.BrakeEnd, by string) (school.EngagedBrake, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b := &f.brakes[id-1]
+	if b.ClosedAs != "" && b.ClosedAs != as {
+		return *b, school.ErrConflict
+	}
+	b.ClosedAt, b.ClosedAs, b.ClosedBy, b.Retired, b.Flagged = testNow, as, by, b.Flagged, 0
+	return *b, f.err
+}
+
+func (f *fakeStore) OpenBrakes(context.Context) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := 0
+	for _, b := range f.brakes {
+		if b.ClosedAt.IsZero() {
+			n++
+		}
+	}
+	return n, f.err
 }

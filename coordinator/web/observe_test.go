@@ -215,7 +215,7 @@ func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	store := newFakeStore()
 	good := Config{Rule: school.Rule{Limit: 1, Rest: time.Second}}
-	deps := Deps{Notices: store, Schools: store, Database: store, Arbiter: &fakeArbiter{}, Waker: &fakeWaker{}, Cluster: fakeCluster{}, Auth: Everyone()}
+	deps := Deps{Notices: store, Schools: store, Devices: store, Brakes: store, Database: store, Arbiter: &fakeArbiter{}, Waker: &fakeWaker{}, Cluster: fakeCluster{}, Auth: Everyone()}
 	_, err := New(good, deps)
 	require.NoError(t, err, "logger, registry, gatherer, checks and clock may be left out")
 	for name, change := range map[string]func(*Config, *Deps){

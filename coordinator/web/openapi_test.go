@@ -78,6 +78,12 @@ func TestDocumentShapesAreTheWireTypes(t *testing.T) {
 		"Fallback":        {d.Components.Schemas["Fallback"], api.Fallback{}},
 		"Fallbacks":       {d.Components.Schemas["Fallbacks"], api.Fallbacks{}},
 		"RecipientStatus": {d.Components.Schemas["RecipientStatus"], api.RecipientStatus{}},
+		"DevicesRequest":  {d.Components.Schemas["DevicesRequest"], api.DevicesRequest{}},
+		"NewDevice":       {d.Components.Schemas["NewDevice"], api.NewDevice{}},
+		"Registered":      {d.Components.Schemas["Registered"], api.Registered{}},
+		"DeletedDevice":   {d.Components.Schemas["DeletedDevice"], api.DeletedDevice{}},
+		"Device":          {d.Components.Schemas["Device"], api.Device{}},
+		"Brake":           {d.Components.Schemas["Brake"], api.Brake{}},
 		"SchoolChange":    {d.Components.Schemas["SchoolChange"], api.SchoolChange{}},
 		"School":          {school, api.School{}},
 		"Lock":            {school.Properties["lock"], api.Lock{}},
@@ -135,6 +141,10 @@ func TestDecodersKnowTheWireTypes(t *testing.T) {
 	require.ElementsMatch(t, recipient, recipientShape.fields)
 	change, _ := jsonFields(reflect.TypeFor[api.SchoolChange]())
 	require.ElementsMatch(t, change, schoolShape.fields)
+	devices, _ := jsonFields(reflect.TypeFor[api.DevicesRequest]())
+	require.ElementsMatch(t, devices, devicesShape.fields)
+	device, _ := jsonFields(reflect.TypeFor[api.NewDevice]())
+	require.ElementsMatch(t, device, deviceShape.fields)
 }
 
 func TestDocumentIsServed(t *testing.T) {

@@ -23,6 +23,7 @@ func (s *Server) getCluster(ctx context.Context, _ nothing) (answer, error) {
 	}
 	replicas, err := s.deps.Cluster.Replicas(ctx)
 	out := api.Cluster{Replicas: []api.Replica{}, Senders: []api.Sender{}, Degraded: err != nil}
+	out.OpenBrakes, _ = s.deps.Brakes.OpenBrakes(ctx) // unknown while the database is away, which /readyz says
 	for _, r := range replicas {
 		out.Replicas = append(out.Replicas, api.Replica{Instance: r.Instance, Version: r.Version, Address: r.Address,
 			Since: r.Since.UTC(), SchoolsHeld: r.SchoolsHeld, RatePerSecond: r.RatePerSecond, Self: r.Self})

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"schoolbell/coordinator/api"
+	"schoolbell/school"
 )
 
 // route is one call of the API.
@@ -40,6 +41,12 @@ func (s *Server) routes() []route {
 		{http.MethodPost, "/v1/schools/{id}/pause", Admin, false, endpoint(s, decodeSchoolID, s.pauseSchool)},
 		{http.MethodPost, "/v1/schools/{id}/resume", Admin, false, endpoint(s, decodeSchoolID, s.resumeSchool)},
 		{http.MethodGet, "/v1/schools", Read, false, endpoint(s, decodeSchoolPage, s.listSchools)},
+		{http.MethodPut, "/v1/schools/{id}/devices", Ingest, false, endpoint(s, s.decodeRegistration, s.putDevices)},
+		{http.MethodGet, "/v1/schools/{id}/devices", Read, false, endpoint(s, decodeDeviceFilter, s.listDevices)},
+		{http.MethodDelete, "/v1/schools/{id}/devices/{token}", Ingest, false, endpoint(s, decodeDeviceToken, s.deleteDevice)},
+		{http.MethodGet, "/v1/brakes", Read, false, endpoint(s, decodeBrakeFilter, s.listBrakes)},
+		{http.MethodPost, "/v1/brakes/{id}/confirm", Admin, false, endpoint(s, decodeBrakeID, s.closeBrake(school.BrakeConfirmed))},
+		{http.MethodPost, "/v1/brakes/{id}/clear", Admin, false, endpoint(s, decodeBrakeID, s.closeBrake(school.BrakeCleared))},
 		{http.MethodGet, "/v1/cluster", Read, false, endpoint(s, decodeNothing, s.getCluster)},
 
 		{http.MethodGet, "/healthz", open, true, endpoint(s, decodeNothing, s.getHealth)},
@@ -91,7 +98,7 @@ func (s *Server) allowed(r *http.Request) []string {
 		path = r.URL.Path
 	}
 	var methods []string
-	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut} {
+	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodDelete} {
 		if s.mux.Match(chi.NewRouteContext(), m, path) {
 			methods = append(methods, m)
 		}

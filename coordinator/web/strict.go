@@ -38,14 +38,16 @@ func newJSONReader(data []byte) *jsonReader { return &jsonReader{data: data} }
 // path is the place of a value in a request. It becomes text only in a
 // complaint.
 type path struct {
-	listed bool // in recipients[index]
-	index  int
-	name   string // of a member; empty: the object itself
-	key    string // of an entry of data
-	keyed  bool
+	list  string // in list[index]; empty: in none
+	index int
+	name  string // of a member; empty: the object itself
+	key   string // of an entry of data
+	keyed bool
 }
 
-func recipientPath(i int) path { return path{listed: true, index: i} }
+func recipientPath(i int) path { return path{list: "recipients", index: i} }
+
+func devicePath(i int) path { return path{list: "devices", index: i} }
 
 // member is a member of the object at p; of one that has a name itself, one level
 // deeper.
@@ -64,8 +66,8 @@ func (p path) entry(key string) path {
 
 func (p path) String() string {
 	var parts []string
-	if p.listed {
-		parts = append(parts, "recipients["+strconv.Itoa(p.index)+"]")
+	if p.list != "" {
+		parts = append(parts, p.list+"["+strconv.Itoa(p.index)+"]")
 	}
 	if p.name != "" {
 		parts = append(parts, school.Printable(p.name))
@@ -229,13 +231,14 @@ func (r *jsonReader) members(p path, known []string, member func(name string) er
 	}
 }
 
-// array reads an array and calls element for each index. It reports false for null.
-func (r *jsonReader) array(p path, element func(i int) error) (bool, error) {
+// array reads an array and calls element for each index. It reports false for
+// null. of says what it is an array of.
+func (r *jsonReader) array(p path, of string, element func(i int) error) (bool, error) {
 	if r.null() {
 		return false, nil
 	}
 	if r.next() != '[' {
-		return false, r.mistaken(p, "must be an array of objects, "+recipientsForm)
+		return false, r.mistaken(p, "must be an array of "+of)
 	}
 	r.pos++
 	if r.next() == ']' {

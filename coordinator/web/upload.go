@@ -22,23 +22,15 @@ import (
 // before the store hears of it, so that the speed of a client is never the
 // speed of a transaction.
 func (s *Server) readUpload(sub *submission, w http.ResponseWriter, r *http.Request, key string) error {
-	select {
-	case s.uploads <- struct{}{}:
-	default:
-		return &api.Error{Code: api.Unavailable, RetryAfter: 5 * time.Second,
-			Message: "as many uploads as are permitted at once are under way"}
+	release, err := s.takeUpload()
+	if err != nil {
+		return err
 	}
-	s.metrics.uploads.Inc()
-	sub.hold(func() {
-		<-s.uploads
-		s.metrics.uploads.Dec()
-	})
+	sub.hold(release)
 
 	hash := sha256.New()
 	_, _ = io.WriteString(hash, api.NDJSON+"\n")
-	lines := newLineReader(io.TeeReader(
-		http.MaxBytesReader(w, &pacedReader{ReadCloser: r.Body, control: http.NewResponseController(w), start: time.Now(), cfg: &s.cfg}, s.cfg.UploadBytes),
-		hash))
+	lines := newLineReader(io.TeeReader(s.uploadBody(w, r), hash))
 
 	first, err := lines.next()
 	switch {
@@ -92,6 +84,26 @@ func (s *Server) readUpload(sub *submission, w http.ResponseWriter, r *http.Requ
 	sub.total, sub.accept = sp.count, s.cfg.UploadAccept
 	sub.recipients = sp.recipients()
 	return nil
+}
+
+// takeUpload takes one of the places for uploads.
+func (s *Server) takeUpload() (release func(), err error) {
+	select {
+	case s.uploads <- struct{}{}:
+	default:
+		return nil, &api.Error{Code: api.Unavailable, RetryAfter: 5 * time.Second,
+			Message: "as many uploads as are permitted at once are under way"}
+	}
+	s.metrics.uploads.Inc()
+	return func() {
+		<-s.uploads
+		s.metrics.uploads.Dec()
+	}, nil
+}
+
+// uploadBody is the body of an upload within its size and its time.
+func (s *Server) uploadBody(w http.ResponseWriter, r *http.Request) io.Reader {
+	return http.MaxBytesReader(w, &pacedReader{ReadCloser: r.Body, control: http.NewResponseController(w), start: time.Now(), cfg: &s.cfg}, s.cfg.UploadBytes)
 }
 
 // lineError adds the line, counted from 1, to a complaint about it.
@@ -220,23 +232,44 @@ func (s *spool) finish() error {
 
 func (s *spool) close() { _ = s.file.Close() }
 
+// lines yields what was added, from the beginning each time it is ranged over.
+func (s *spool) lines() iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		lines := newLineReader(io.NewSectionReader(s.file, 0, s.size))
+		for i := range s.count {
+			line, err := lines.next()
+			if err != nil {
+				yield(nil, s.spoilt(i))
+				return
+			}
+			if !yield(line, nil) {
+				return
+			}
+		}
+	}
+}
+
+// spoilt says that a line cannot be read again. It was checked on its way in: the
+// disk is at fault, not the caller.
+func (s *spool) spoilt(i int) error {
+	return errors.New("read the upload's temporary file again: line " + strconv.Itoa(i+1) + " is not what was written")
+}
+
 // recipients yields what was added, from the beginning each time it is ranged
 // over.
 func (s *spool) recipients() iter.Seq2[school.NewRecipient, error] {
 	return func(yield func(school.NewRecipient, error) bool) {
-		lines := newLineReader(io.NewSectionReader(s.file, 0, s.size))
-		for i := range s.count {
+		i := 0
+		for line, err := range s.lines() {
 			var rec school.NewRecipient
-			line, err := lines.next()
-			if err == nil {
-				err = decodeRecipientLine(line, i, &rec)
+			if err == nil && decodeRecipientLine(line, i, &rec) != nil {
+				err = s.spoilt(i)
 			}
 			if err != nil {
-				// It was checked on its way in: the disk is at fault, not the caller.
-				yield(school.NewRecipient{}, errors.New("read the upload's temporary file again: line "+strconv.Itoa(i+1)+" is not what was written"))
+				yield(school.NewRecipient{}, err)
 				return
 			}
-			if !yield(rec, nil) {
+			if i++; !yield(rec, nil) {
 				return
 			}
 		}

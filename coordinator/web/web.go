@@ -76,6 +76,30 @@ type Schools interface {
 	Resume(ctx context.Context, id string) error
 }
 
+// Devices is the schools' registry of devices.
+type Devices interface {
+	// PutDevices registers devices in one transaction, in their order, and makes an
+	// unknown school. Asking again is harmless.
+	PutDevices(ctx context.Context, schoolID string, devices []school.NewDevice) (school.Devices, error)
+	// DeleteDevice, school.ErrNotFound.
+	DeleteDevice(ctx context.Context, schoolID, token string) error
+	// Devices of one school in order of their keys, tokens shortened. school.ErrNotFound.
+	Devices(ctx context.Context, schoolID string, f school.DeviceFilter) ([]school.Device, error)
+}
+
+// Brakes keep devices from being retired until a person has looked.
+type Brakes interface {
+	// Brakes, newest first.
+	Brakes(ctx context.Context, f school.BrakeFilter) ([]school.EngagedBrake, error)
+	// Brake, school.ErrNotFound.
+	Brake(ctx context.Context, id int64) (school.EngagedBrake, error)
+	// CloseBrake confirms or clears a brake; to repeat it is harmless.
+	// school.ErrConflict where it was closed in the other way, school.ErrNotFound.
+	CloseBrake(ctx context.Context, id int64, as school.BrakeEnd, by string) (school.EngagedBrake, error)
+	// OpenBrakes counts those that are on.
+	OpenBrakes(ctx context.Context) (int, error)
+}
+
 // Database says whether the store can be reached.
 type Database interface {
 	Ping(ctx context.Context) error
@@ -207,6 +231,8 @@ func (c *Config) validate() error {
 type Deps struct {
 	Notices  Notices
 	Schools  Schools
+	Devices  Devices
+	Brakes   Brakes
 	Database Database
 	Arbiter  Arbiter
 	Waker    Waker
@@ -227,7 +253,7 @@ type Deps struct {
 
 func (d *Deps) validate() error {
 	for name, missing := range map[string]bool{
-		"notices": d.Notices == nil, "schools": d.Schools == nil, "database": d.Database == nil, "arbiter": d.Arbiter == nil,
+		"notices": d.Notices == nil, "schools": d.Schools == nil, "devices": d.Devices == nil, "brakes": d.Brakes == nil, "database": d.Database == nil, "arbiter": d.Arbiter == nil,
 		"waker": d.Waker == nil, "cluster": d.Cluster == nil, "auth": d.Auth == nil,
 	} {
 		if missing {

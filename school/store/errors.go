@@ -21,6 +21,9 @@ var ErrMismatch = errors.New("results do not match the batch")
 // recipients.
 var errTopicTooLarge = errors.New("topic has too many devices")
 
+// errDeviceMoved says that a device was deleted while it was registered.
+var errDeviceMoved = errors.New("a device was deleted meanwhile")
+
 // Codes that the functions in the database raise; 00004_turn.sql lists most of them.
 var raised = map[string]error{
 	"SB001": school.ErrFenced,
@@ -32,6 +35,7 @@ var raised = map[string]error{
 	"SB007": school.ErrConflict,
 	"SB008": school.ErrRuleChanged,
 	"SB009": errTopicTooLarge,
+	"SB010": errDeviceMoved,
 }
 
 // transient are definite refusals that say nothing about the caller: a lock or

@@ -1,10 +1,13 @@
 package store
 
 import (
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"schoolbell/school"
 )
 
 type metrics struct {
@@ -12,6 +15,9 @@ type metrics struct {
 	collectors []prometheus.Collector
 
 	countsRepaired prometheus.Counter
+	brakesEngaged  prometheus.Counter
+	retired        prometheus.Counter
+	flagged        prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, pools map[string]func() poolStats) (*metrics, error) {
@@ -22,7 +28,19 @@ func newMetrics(reg prometheus.Registerer, pools map[string]func() poolStats) (*
 			Help: "Notices whose counters did not agree with their recipients and were put right by the sweep. Must stay 0.",
 		}),
 	}
-	m.collectors = []prometheus.Collector{m.countsRepaired, &poolCollector{
+	m.brakesEngaged = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "schoolbell_brakes_engaged_total",
+		Help: "Brakes engaged by a batch of which an unusual share was unregistered.",
+	})
+	m.retired = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "schoolbell_devices_retired_total",
+		Help: "Registered devices retired because their receiver does not know them any more.",
+	})
+	m.flagged = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "schoolbell_devices_flagged_total",
+		Help: "Registered devices flagged instead of retired, while a brake was on.",
+	})
+	m.collectors = []prometheus.Collector{m.countsRepaired, m.brakesEngaged, m.retired, m.flagged, &poolCollector{
 		pools: pools,
 		acquired: prometheus.NewDesc("schoolbell_db_pool_acquired_conns",
 			"Connections in use.", []string{"pool"}, nil),
@@ -46,6 +64,25 @@ func newMetrics(reg prometheus.Registerer, pools map[string]func() poolStats) (*
 		}
 	}
 	return m, nil
+}
+
+// count notes what a record did to devices, and says of a brake that it is on:
+// what it keeps from happening nobody would see.
+func (m *metrics) count(log *slog.Logger, r *school.BatchRecord, o *outcomes, g gone) {
+	m.retired.Add(float64(g.retired))
+	m.flagged.Add(float64(g.flagged))
+	if !g.engaged {
+		return
+	}
+	m.brakesEngaged.Inc()
+	unregistered := 0
+	for _, retire := range o.retire {
+		if retire {
+			unregistered++
+		}
+	}
+	log.Warn("an unusual share of a batch is unregistered: devices are flagged and none is retired until the brake is confirmed or cleared",
+		"event", "brake_engaged", "school", r.School, "batch_id", r.Batch, "unregistered", unregistered, "batch", len(r.Results))
 }
 
 func (m *metrics) unregister() {

@@ -11,6 +11,9 @@ import (
 	"schoolbell/school"
 )
 
+// recordGoneSQL is recordSQL for a batch of which devices are gone.
+const recordGoneSQL = `SELECT engaged, retired, flagged FROM schoolbell_record_gone($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)`
+
 const recordSQL = `SELECT schoolbell_record($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)`
 
 // Record settles a batch with the outcome of each of its recipients, in one
@@ -25,6 +28,10 @@ const recordSQL = `SELECT schoolbell_record($1, $2, $3, $4, $5, $6, $7, $8, $9, 
 //
 // Where a recipient is to have a fallback and its failure is definite, the
 // fallback is made in the same transaction, once in its life (R35).
+// With Brake, and while a brake is on for the school and the batch's sender, the
+// devices that are gone are flagged instead of retired, in the same transaction;
+// a brake that this engages is logged (event=brake_engaged), once or, where the
+// answer was lost, again.
 //
 // school.ErrTakenOver: another settled the batch and the results are void.
 // ErrMismatch: the results are not the batch's. school.ErrNotFound: no such
@@ -36,19 +43,32 @@ func (db *DB) Record(ctx context.Context, r school.BatchRecord) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
-	return change(ctx, db.dispatch, op, func(c *pgx.Conn) error {
-		args := []any{r.Batch, r.School, r.Owner, r.Fence, r.Cycle, r.Filled, restMillis(r.Rest),
-			o.okNotice, o.okN, o.notice, o.seq, o.status, o.attempts, o.retries, o.orphans, o.retryIn, o.code, o.reason, o.retire}
-		if len(o.fallSeq) == 0 {
+	args := []any{r.Batch, r.School, r.Owner, r.Fence, r.Cycle, r.Filled, restMillis(r.Rest),
+		o.okNotice, o.okN, o.notice, o.seq, o.status, o.attempts, o.retries, o.orphans, o.retryIn, o.code, o.reason, o.retire}
+	// One message and so one transaction: the failure and its fallback, or neither.
+	var batch pgx.Batch
+	var what gone
+	if slices.Contains(o.retire, true) {
+		batch.Queue(recordGoneSQL, append(args, r.Brake)...).QueryRow(func(row pgx.Row) error {
+			return row.Scan(&what.engaged, &what.retired, &what.flagged)
+		})
+	} else {
+		batch.Queue(recordSQL, args...)
+	}
+	if len(o.fallSeq) > 0 {
+		batch.Queue(recordFallbackSQL, r.School, o.fallNotice, o.fallSeq)
+	}
+	err = change(ctx, db.dispatch, op, func(c *pgx.Conn) error {
+		if batch.Len() == 1 && !slices.Contains(o.retire, true) { // mostly, and cheaper
 			_, err := c.Exec(ctx, recordSQL, args...)
 			return err
 		}
-		// One message and so one transaction: the failure and its fallback, or neither.
-		var batch pgx.Batch
-		batch.Queue(recordSQL, args...)
-		batch.Queue(recordFallbackSQL, r.School, o.fallNotice, o.fallSeq)
 		return c.SendBatch(ctx, &batch).Close()
 	})
+	if err == nil {
+		db.metrics.count(db.log, &r, o, what)
+	}
+	return err
 }
 
 // outcomes are results as the arrays that schoolbell_record takes: accepted ones

@@ -18,6 +18,7 @@ const (
 
 type batchRow struct {
 	school, owner string
+	sender        string
 	fence, cycle  int64
 	size          int
 	filled        bool
@@ -28,9 +29,9 @@ type batchRow struct {
 }
 
 func (tx *sqliteTx) batch(id string) (b batchRow, found bool, err error) {
-	found, err = tx.one(`SELECT school_id, owner, fence, cycle, size, filled, claimed_at, settled_at IS NOT NULL, coalesce(settled_by, ''), coalesce(settled_as, '')
+	found, err = tx.one(`SELECT school_id, owner, sender, fence, cycle, size, filled, claimed_at, settled_at IS NOT NULL, coalesce(settled_by, ''), coalesce(settled_as, '')
 		FROM push_batches WHERE id = ?1`, []any{id},
-		&b.school, &b.owner, &b.fence, &b.cycle, &b.size, &b.filled, &b.claimedAt, &b.settled, &b.settledBy, &b.settledAs)
+		&b.school, &b.owner, &b.sender, &b.fence, &b.cycle, &b.size, &b.filled, &b.claimedAt, &b.settled, &b.settledBy, &b.settledAs)
 	return b, found, err
 }
 
@@ -121,7 +122,8 @@ func (db *SQLite) Record(ctx context.Context, r school.BatchRecord) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
-	return db.change(ctx, op, func(tx *sqliteTx) error {
+	var what gone
+	err = db.change(ctx, op, func(tx *sqliteTx) error {
 		b, found, err := tx.batch(r.Batch)
 		switch {
 		case err != nil:
@@ -160,8 +162,13 @@ func (db *SQLite) Record(ctx context.Context, r school.BatchRecord) error {
 		if err := tx.recordFallbacks(r.School, o); err != nil {
 			return err
 		}
-		return tx.retire(r.School, b.claimedAt, o)
+		what, err = tx.recordGone(&r, &b, o)
+		return err
 	})
+	if err == nil {
+		db.metrics.count(db.log, &r, o, what)
+	}
+	return err
 }
 
 // recordFailed writes the outcomes other than accepted, by key. Those that wait
@@ -263,9 +270,8 @@ func (tx *sqliteTx) recordAccepted(batch string, o *outcomes, ledger *counterMov
 	return err
 }
 
-// retire retires the devices that are gone. Registered anew after the claim, a
-// device is not the one that was answered for.
-func (tx *sqliteTx) retire(schoolID string, claimedAt int64, o *outcomes) error {
+// retiring are the keys of the devices that are gone.
+func (tx *sqliteTx) retiring(o *outcomes) (shas []string, err error) {
 	var gone [][2]any
 	for i, retire := range o.retire {
 		if retire {
@@ -273,13 +279,12 @@ func (tx *sqliteTx) retire(schoolID string, claimedAt int64, o *outcomes) error 
 		}
 	}
 	if len(gone) == 0 {
-		return nil
+		return nil, nil
 	}
 	text, err := table(gone)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var shas []string
 	err = tx.each(`SELECT t.token FROM json_each(?1) AS x CROSS JOIN push_cluster_tokens AS t
 		ON t.cluster_id = x.value->>0 AND t.seq = x.value->>1`, []any{text}, func(scan func(...any) error) error {
 		var token string
@@ -287,15 +292,7 @@ func (tx *sqliteTx) retire(schoolID string, claimedAt int64, o *outcomes) error 
 		shas = append(shas, tokenKey(token))
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	if text, err = table(shas); err != nil {
-		return err
-	}
-	_, err = tx.exec(`UPDATE devices SET retired_at = ?3 WHERE school_id = ?1 AND token_sha IN (SELECT unhex(value) FROM json_each(?4))
-		AND retired_at IS NULL AND registered_at < ?2`, schoolID, claimedAt, tx.now, text)
-	return err
+	return shas, err
 }
 
 // tokenKey is a token's key in the table of devices, in hexadecimal.

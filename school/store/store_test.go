@@ -128,8 +128,8 @@ var timeColumns = []string{
 	"push_clusters.due_at", "push_clusters.scheduled_at", "push_clusters.expires_at", "push_clusters.created_at",
 	"push_clusters.first_send_at", "push_clusters.last_send_at", "push_clusters.ended_at",
 	"push_batches.claimed_at", "push_batches.send_deadline", "push_batches.settled_at",
-	"school_terms.next_eligible_at", "devices.registered_at", "devices.retired_at",
 	"push_fallbacks.retry_after", "push_fallbacks.created_at",
+	"school_terms.next_eligible_at", "devices.registered_at", "devices.retired_at", "device_flags.claimed_at",
 }
 
 // elapse moves every time in the database d into the past.

@@ -22,6 +22,7 @@ type Settings struct {
 	Lock      Lock      `yaml:"lock"`
 	Sweep     Sweep     `yaml:"sweep"`
 	Retry     Retry     `yaml:"retry"`
+	Brake     Brake     `yaml:"brake"`
 	Retention Retention `yaml:"retention"`
 	Alerts    Alerts    `yaml:"alerts"`
 	Fallback  Fallback  `yaml:"fallback"`
@@ -122,6 +123,13 @@ type Retry struct {
 	Base time.Duration `yaml:"base" range:"1ms..1h" usage:"wait before the first retry; doubles with each"`
 }
 
+// Brake is when devices that a receiver calls unregistered are not believed to be
+// gone (R32): more than Percent of a batch and more than Count.
+type Brake struct {
+	Percent int `yaml:"percent" range:"1..100" usage:"devices are flagged, not retired, where more than this share of a batch is unregistered; 100: never"`
+	Count   int `yaml:"count" range:"0..1000" usage:"and more than so many"`
+}
+
 // Retention is how long recipients of ended notices stay (R29).
 type Retention struct {
 	Recipients time.Duration `yaml:"recipients" range:"1h..87600h" usage:"how long recipients of ended notices stay"`
@@ -162,6 +170,7 @@ func Default() Settings {
 		Lock:          Lock{ETC: 40 * time.Second, ETCMax: 60 * time.Second},
 		Sweep:         Sweep{Cron: "*/5 9-21 * * MON-FRI"},
 		Retry:         Retry{Max: 3, Base: time.Minute},
+		Brake:         Brake{Percent: 30, Count: 20},
 		Retention:     Retention{Recipients: 2160 * time.Hour},
 		Log:           Log{Format: "auto", Level: "info"},
 		StopDelay:     5 * time.Second,

@@ -54,6 +54,14 @@ type Store interface {
 	DeleteSchool(ctx context.Context, id string) error
 	Pause(ctx context.Context, id string) error
 	Resume(ctx context.Context, id string) error
+
+	PutDevices(ctx context.Context, schoolID string, devices []school.NewDevice) (school.Devices, error)
+	DeleteDevice(ctx context.Context, schoolID, token string) error
+	Devices(ctx context.Context, schoolID string, f school.DeviceFilter) ([]school.Device, error)
+	CloseBrake(ctx context.Context, id int64, as school.BrakeEnd, by string) (school.EngagedBrake, error)
+	Brake(ctx context.Context, id int64) (school.EngagedBrake, error)
+	Brakes(ctx context.Context, f school.BrakeFilter) ([]school.EngagedBrake, error)
+	OpenBrakes(ctx context.Context) (int, error)
 }
 
 // Instance is a fresh, empty, migrated store of the engine under test.
@@ -77,7 +85,7 @@ type Instance struct {
 
 // Run runs the suite on instances that open makes, one for each test.
 func Run(t *testing.T, open func(t *testing.T) *Instance) {
-	for _, group := range [][]test{acceptTests, topicTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, schoolTests, fallbackTests, historyTests} {
+	for _, group := range [][]test{acceptTests, topicTests, deviceTests, brakeTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, schoolTests, fallbackTests, historyTests} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
