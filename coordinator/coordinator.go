@@ -207,6 +207,9 @@ func New(cfg Config, d Deps) (*Coordinator, error) {
 		}
 		c.lanes[l.Name] = made
 		watchLane(d.Registerer, made, d.Members)
+		if !l.Local {
+			c.metrics.rateWait.WithLabelValues(l.Name) // from 0 on
+		}
 	}
 	if c.lanes[cfg.DefaultSender] == nil {
 		return nil, fmt.Errorf("coordinator: default sender %q is not one of the senders", cfg.DefaultSender)

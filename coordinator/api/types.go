@@ -214,12 +214,15 @@ func SchoolStates() []SchoolState {
 
 // School is a school with its quota, lock and backlog.
 type School struct {
-	ID          string      `json:"id"`
-	Name        string      `json:"name"`
-	Sender      string      `json:"sender"` // empty: the deployment's default
-	State       SchoolState `json:"state"`
-	Limit       int         `json:"limit"` // its own or the deployment's
-	RestSeconds float64     `json:"rest_seconds"`
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+	Sender string `json:"sender"` // empty: the deployment's default
+	// SenderStopped: nothing is sent by the school's sender until its receiver lets it
+	// in again; GET /v1/cluster says why.
+	SenderStopped bool        `json:"sender_stopped,omitempty"`
+	State         SchoolState `json:"state"`
+	Limit         int         `json:"limit"` // its own or the deployment's
+	RestSeconds   float64     `json:"rest_seconds"`
 
 	Attempted      int        `json:"attempted"` // in this cycle
 	Cycle          int64      `json:"cycle"`

@@ -219,7 +219,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	}
 	n.web, err = web.New(web.Config{
 		Rule:    school.Rule{Limit: max(1, s.Quota.Limit-s.Quota.Headroom), Rest: s.Quota.Rest},
-		Senders: names, Version: d.Version, StopTimeout: s.StopTimeout, Fallback: s.Fallback.URL != "",
+		Senders: names, DefaultSender: s.DefaultSender, Version: d.Version, StopTimeout: s.StopTimeout, Fallback: s.Fallback.URL != "",
 	}, web.Deps{
 		Notices: n.outbox, Schools: n.outbox, Database: n.outbox, Arbiter: budget, Waker: n.coord,
 		Cluster: cluster{self: s.InstanceID, roster: n.roster, coord: n.coord, conf: s, only: only}, Auth: auth,

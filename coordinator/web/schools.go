@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -155,7 +156,24 @@ func (s *Server) showSchools(ctx context.Context, list []school.Backlog) []api.S
 		})
 	}
 	_ = g.Wait() // none fails
+	s.markStopped(ctx, out)
 	return out
+}
+
+// markStopped says which schools' senders are stopped: theirs is due work that no
+// slot would help.
+func (s *Server) markStopped(ctx context.Context, schools []api.School) {
+	senders, err := s.deps.Cluster.Senders(ctx)
+	if err != nil {
+		return // what is known of the schools is shown all the same
+	}
+	stopped := map[string]bool{}
+	for _, sn := range senders {
+		stopped[sn.Name] = sn.Stopped
+	}
+	for i := range schools {
+		schools[i].SenderStopped = stopped[cmp.Or(schools[i].Sender, s.cfg.DefaultSender)]
+	}
 }
 
 // ruleOf is the rule that a school's settings ask for.

@@ -83,7 +83,7 @@ func TestSchool(t *testing.T) {
 	requireAnswer[api.School](t, w.get("/v1/schools/a.b"), http.StatusOK)
 	requireError(t, w.get("/v1/schools/%2541"), api.NotFound, "")
 
-	require.JSONEq(t, `{"id":"A","name":"한빛초등학교","sender":"fcm","state":"idle","limit":50,"rest_seconds":0.2,"attempted":0,"cycle":0,
+	require.JSONEq(t, `{"id":"A","name":"한빛초등학교","sender":"fcm","sender_stopped":true,"state":"idle","limit":50,"rest_seconds":0.2,"attempted":0,"cycle":0,
 		"next_eligible_at":null,"resting_seconds":0,"lock":null,"waiting":0,"in_progress":0,"retry_due":0,"retry_waiting":0,"scheduled":0,
 		"oldest_waiting_seconds":0,"created_at":"2026-03-02T09:00:00Z"}`, w.get("/v1/schools/A").Body.String())
 

@@ -159,7 +159,9 @@ type SenderStatus struct {
 type Config struct {
 	Rule    school.Rule // the deployment's default, shown where a school has none of its own; Limit and Rest required
 	Senders []string    // names that a school may choose; nil: not checked
-	Version api.Version
+	// DefaultSender is that of schools that name none.
+	DefaultSender string
+	Version       api.Version
 
 	OperationsNeedKey bool // /metrics, /version and /openapi.yaml ask for a key with the read role; health stays open
 

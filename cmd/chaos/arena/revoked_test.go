@@ -140,6 +140,11 @@ func TestRevokedCredentialsStopOneSender(t *testing.T) {
 		require.True(t, metric(ctx, t, r, `schoolbell_sender_stopped{sender="relay"} 1`))
 		require.True(t, metric(ctx, t, r, `schoolbell_sender_stopped{sender="other"} 0`))
 	}
+	for name, stopped := range map[string]bool{"relay-0": true, "other-0": false} {
+		school, err := a.Replicas()[2].Client().School(ctx, name)
+		require.NoError(t, err)
+		require.Equal(t, stopped, school.SenderStopped, name)
+	}
 	shown, err := a.tell(ctx, "HGET schoolbell:{sender:relay}:rate state")
 	require.NoError(t, err)
 	require.Equal(t, "stopped", shown, "Redis says it")
