@@ -125,7 +125,7 @@ func TestWrongUsage(t *testing.T) {
 		{"school list --limit 0", "--limit 0 is not 1 to 1000 (see schoolbell school list --help)"},
 		{"notice send --title x --tokens-file f", "--school is missing (see schoolbell notice send --help)"},
 		{"notice send --school A --tokens-file f", "--title is missing (see schoolbell notice send --help)"},
-		{"notice send --school A --title x", "--tokens-file is missing (see schoolbell notice send --help)"},
+		{"notice send --school A --title x", "--tokens-file or --topic is missing (see schoolbell notice send --help)"},
 		{"notice send --school A --title x --tokens-file f --delivery once", `--delivery "once" is not at_least_once or at_most_once (see schoolbell notice send --help)`},
 		{"notice send --school A --title x --tokens-file f --data k", "--data needs key=value (see schoolbell notice send --help)"},
 		{"notice send --school A --title x --tokens-file f --data k=1 --data k=2", `--data names "k" twice (see schoolbell notice send --help)`},

@@ -23,13 +23,15 @@ func newNoticeSend(w surroundings, p printer, r *remote) *cobra.Command {
 		Long: `send hands a notice in and prints its id: from then on it is stored and will be
 sent. The tokens file has one device token a line, or one recipient as JSON a
 line ({"token":"…","ref":"member-17","enabled":true,"badge":3,"data":{…}}); - is
-standard input. It is streamed, up to 1,000,000 recipients.
+standard input. It is streamed, up to 1,000,000 recipients. With --topic in place of
+a file it goes to the school's registered devices that have that topic.
 
 With --wait it stays until the notice has ended, says meanwhile what keeps it from
 moving, such as the school's rest, and exits with 1 if a recipient failed
 permanently.`,
 		Example: `  schoolbell notice send --school A --title "No school today" --body "Snow." --tokens-file tokens.txt
   export-tokens | schoolbell notice send --school A --title Hello --data board=3 --tokens-file - --wait
+  schoolbell notice send --school A --title Hello --topic board-3
   schoolbell notice send --school A --title Hello --tokens-file tokens.txt --scheduled-at 2030-03-04T08:00:00+09:00`,
 		Args: cobra.NoArgs,
 	}
@@ -42,6 +44,7 @@ permanently.`,
 	f.StringVar(&s.notice.Link, "link", "", "`URL` that a tap opens")
 	f.StringArrayVar(&s.data, "data", nil, "`key=value` for the app; may be repeated")
 	f.StringVar(&s.tokens, "tokens-file", "", "`file` of the recipients; - is standard input")
+	f.StringVar(&s.notice.Topic, "topic", "", "in place of a file: the school's devices that have this `topic`")
 	f.StringVar(&s.scheduledAt, "scheduled-at", "", "not before this `time` (RFC 3339)")
 	f.StringVar(&s.expiresAt, "expires-at", "", "not after this `time` (RFC 3339)")
 	f.StringVar(&s.notice.Priority, "priority", "", "urgent, normal (default) or low")
@@ -70,11 +73,14 @@ type sending struct {
 // check turns the flags into the notice.
 func (s *sending) check() error {
 	for _, need := range []struct{ flag, value string }{
-		{"--school", s.notice.School}, {"--title", s.notice.Title}, {"--tokens-file", s.tokens},
+		{"--school", s.notice.School}, {"--title", s.notice.Title}, {"--tokens-file or --topic", s.tokens + s.notice.Topic},
 	} {
 		if need.value == "" {
 			return usagef("%s is missing", need.flag)
 		}
+	}
+	if s.tokens != "" && s.notice.Topic != "" {
+		return usagef("--tokens-file and --topic exclude one another")
 	}
 	switch s.notice.Delivery {
 	case "", "at_least_once", "at_most_once":
@@ -124,21 +130,8 @@ func (s *sending) run(ctx context.Context, w surroundings, p printer, r *remote)
 		return err
 	}
 	defer done()
-	in := w.stdin
-	if s.tokens != "-" {
-		file, err := w.open(s.tokens)
-		if err != nil {
-			return inputf("--tokens-file %s: %v", s.tokens, cause(err))
-		}
-		defer file.Close() // read only: nothing can be lost
-		in = file
-	}
-
-	reading := newProgress(w, "reading recipients", -1)
 	var lines lineNumbers
-	recipients := readRecipients(in, s.tokens, &lines)
-	accepted, err := client.Upload(ctx, s.notice, reading.counting(recipients), s.key)
-	reading.end()
+	accepted, err := s.handIn(ctx, w, client, &lines)
 	if wrong, ok := errors.AsType[*inputError](err); ok {
 		return wrong // which breaks the upload off: the server has kept nothing
 	}
@@ -167,6 +160,25 @@ func (s *sending) run(ctx context.Context, w surroundings, p printer, r *remote)
 	return nil
 }
 
+// handIn hands the notice in with its recipients, or to its topic.
+func (s *sending) handIn(ctx context.Context, w surroundings, client *api.Client, lines *lineNumbers) (api.Accepted, error) {
+	if s.notice.Topic != "" {
+		return client.Send(ctx, s.notice, s.key)
+	}
+	in := w.stdin
+	if s.tokens != "-" {
+		file, err := w.open(s.tokens)
+		if err != nil {
+			return api.Accepted{}, inputf("--tokens-file %s: %v", s.tokens, cause(err))
+		}
+		defer file.Close() // read only: nothing can be lost
+		in = file
+	}
+	reading := newProgress(w, "reading recipients", -1)
+	defer reading.end()
+	return client.Upload(ctx, s.notice, reading.counting(readRecipients(in, s.tokens, lines)), s.key)
+}
+
 // cause is an error of a file without its name, which stands before it already.
 func cause(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
@@ -178,7 +190,7 @@ func cause(err error) error {
 // flagOf is the flag behind each field of a notice.
 var flagOf = map[string]string{
 	"school": "--school", "title": "--title", "body": "--body", "image": "--image", "link": "--link", "data": "--data",
-	"scheduled_at": "--scheduled-at", "expires_at": "--expires-at", "priority": "--priority", "delivery": "--delivery", "Idempotency-Key": "--idempotency-key",
+	"scheduled_at": "--scheduled-at", "expires_at": "--expires-at", "priority": "--priority", "delivery": "--delivery", "topic": "--topic", "Idempotency-Key": "--idempotency-key",
 }
 
 var (
