@@ -40,3 +40,54 @@ func (f *Fallback) ID() string { return MessageID(f.Notice, f.Seq) + ".sms" }
 type FallbackCounts struct {
 	Pending, Sent, Failed int
 }
+
+// Alert is a message to operators (R42), claimed for one try. What it says, Body,
+// is for whoever raised it to read.
+type Alert struct {
+	ID      int64
+	Kind    string
+	Body    []byte        // JSON
+	At      time.Time     // when it was raised
+	Since   time.Time     // when what it tells of began
+	Seen    int64         // how often that was seen since the alert before it
+	Attempt int           // number of this try, from 1
+	Age     time.Duration // since At
+}
+
+// Condition is something that operators should know of.
+type Condition struct {
+	Key    string // the same from every replica that sees it
+	Kind   string // of the alert
+	Body   []byte // JSON, of the alert
+	Count  int    // how often it was seen since the last call, at least 1
+	Remind bool   // it is only said that it still holds: nothing where it does not
+
+	Every time.Duration // it is told again after so long
+	Lapse time.Duration // not seen for so long, it is a new one
+}
+
+// FailureCount counts recipients that have failed for good (PERMANENT_FAIL).
+type FailureCount struct {
+	School string
+	Name   string // the school's; may be empty
+	Code   string // the last code; the reason where there was none
+	Reason Reason
+	Count  int
+}
+
+// Failures are the recipients that failed for good in a stretch of the store's
+// time, by school, code and reason, the most first. The next stretch begins where
+// this one ends: each failure is in one of them.
+type Failures struct {
+	From, Until time.Time
+	Counts      []FailureCount
+}
+
+// Recipients adds all of them up.
+func (f *Failures) Recipients() int {
+	n := 0
+	for i := range f.Counts {
+		n += f.Counts[i].Count
+	}
+	return n
+}

@@ -131,7 +131,7 @@ func TestSQLiteMigrateUpAndDownAndUp(t *testing.T) {
 		db := openFile(t, path)
 		accept(t, db, "A", 3)
 		db.Close()
-		require.Equal(t, []string{"api_keys", "device_brakes", "device_flags", "device_topics", "devices", "job_positions", "push_batch_ranges", "push_batches", "push_cluster_counts",
+		require.Equal(t, []string{"alert_states", "alerts", "api_keys", "device_brakes", "device_flags", "device_topics", "devices", "job_positions", "push_batch_ranges", "push_batches", "push_cluster_counts",
 			"push_cluster_token_states", "push_cluster_tokens", "push_clusters", "push_fallbacks", "schema_migrations", "school_terms", "schools"}, tables())
 		steps, err := store.MigrateSQLiteDown(t.Context(), path, store.SQLiteSchemaVersion-1)
 		require.NoError(t, err)

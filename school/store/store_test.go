@@ -130,6 +130,7 @@ var timeColumns = []string{
 	"push_batches.claimed_at", "push_batches.send_deadline", "push_batches.settled_at",
 	"push_fallbacks.retry_after", "push_fallbacks.created_at",
 	"school_terms.next_eligible_at", "devices.registered_at", "devices.retired_at", "device_flags.claimed_at",
+	"alerts.retry_after", "alerts.created_at", "alerts.since", "alert_states.since", "alert_states.told_at", "alert_states.seen_at",
 }
 
 // elapse moves every time in the database d into the past.

@@ -48,6 +48,14 @@ type Store interface {
 	ClaimFallbacks(ctx context.Context, limit int, lease time.Duration) ([]school.Fallback, error)
 	SettleFallback(ctx context.Context, f school.Fallback, p school.Posted) error
 
+	RaiseAlert(ctx context.Context, c school.Condition) (told bool, err error)
+	EndAlert(ctx context.Context, key, kind string, body []byte) (told bool, err error)
+	ClaimAlerts(ctx context.Context, limit int, lease time.Duration) ([]school.Alert, error)
+	SettleAlert(ctx context.Context, a school.Alert, p school.Posted) error
+	StartDigest(ctx context.Context) error
+	NewFailures(ctx context.Context) (school.Failures, error)
+	TellFailures(ctx context.Context, f school.Failures, kind string, body []byte) (told bool, err error)
+
 	PutSchool(ctx context.Context, id string, c school.SchoolChange) (s school.School, created bool, err error)
 	School(ctx context.Context, id string) (school.Backlog, error)
 	Schools(ctx context.Context, afterID string, limit int) ([]school.Backlog, error)
@@ -85,7 +93,7 @@ type Instance struct {
 
 // Run runs the suite on instances that open makes, one for each test.
 func Run(t *testing.T, open func(t *testing.T) *Instance) {
-	for _, group := range [][]test{acceptTests, topicTests, deviceTests, brakeTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, schoolTests, fallbackTests, historyTests} {
+	for _, group := range [][]test{acceptTests, topicTests, deviceTests, brakeTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, schoolTests, fallbackTests, alertTests, historyTests} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
