@@ -50,6 +50,9 @@ var clocks = map[string]string{
 // walls are the files that read what a wall clock shows: as a number, a text or a
 // calendar day. What they read is told in the reason.
 var walls = map[string]string{
+	"coordinator/alert/alert.go":      "what the database tells, shown to people",
+	"coordinator/alert/digest.go":     "what the database tells, shown to people",
+	"coordinator/alert/text.go":       "what the database tells, shown to people",
 	"coordinator/node/jobs.go":        "a slot, of Redis's clock",
 	"coordinator/web/devices.go":      "what the database tells, shown to people",
 	"coordinator/web/notices.go":      "what the database tells, shown to people",
@@ -63,8 +66,10 @@ var walls = map[string]string{
 	"watchdog/redislease/registry.go": "the server's time, as it told it",
 	"watchdog/redislease/slots.go":    "the server's time, as it told it",
 	"school/school.go":                "the age in a notice's id, for people; nothing goes by the order of ids",
+	"school/store/alerts.go":          "the database's own times, on their way back to it",
 	"school/store/models.go":          "the embedded engine's columns",
 	"school/store/sqlite_accept.go":   "the embedded engine's columns",
+	"school/store/sqlite_alerts.go":   "the embedded engine's columns",
 	"school/store/sqlite_page.go":     "the embedded engine's columns",
 	"school/store/sqlite_tx.go":       "the embedded engine's clock and columns",
 }

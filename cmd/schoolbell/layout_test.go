@@ -95,6 +95,7 @@ var rules = []rule{
 		"the model of a turn is the protocol written down a second time: what it imported of the first it could not find wrong, but for the rule's arithmetic, which is the one part taken as it is"},
 	{is("coordinator/web"), only("coordinator/api", "school"), "the HTTP API reaches the store through interfaces of its own and speaks in the types of coordinator/api"},
 	{is("coordinator/hook"), only("school"), "what is posted to a webhook, and from which table, is for others to say"},
+	{is("coordinator/alert"), only("coordinator/hook", "school"), "it says what operators are told and in which words; where that is kept is reached through interfaces of its own"},
 	{is("coordinator/fallback"), only("coordinator/hook", "school"), "it says what a fallback looks like on the wire; the table is reached through an interface of its own"},
 	{is("coordinator/node/settings"), only("watchdog"), "what a replica is told is read without anything of what it does, but for the arithmetic of a lease"},
 	{is("coordinator/node"), func(_, i string) bool {
@@ -314,7 +315,7 @@ func topEntries(t *testing.T, root string) []string {
 func TestLayoutRefuses(t *testing.T) {
 	t.Parallel()
 	sound := func() tree {
-		names := append(slices.Clone(leaves), "coordinator", "coordinator/model", "coordinator/web", "coordinator/hook", "coordinator/fallback", "coordinator/node", "coordinator/node/settings", "coordinator/node/demo", "coordinator/node/nodetest",
+		names := append(slices.Clone(leaves), "coordinator", "coordinator/model", "coordinator/web", "coordinator/hook", "coordinator/fallback", "coordinator/alert", "coordinator/node", "coordinator/node/settings", "coordinator/node/demo", "coordinator/node/nodetest",
 			"school/quota", "school/quota/redisquota", "school/quota/quotatest", "school/store", "watchdog/redislease", "watchdog/watchdogtest",
 			"sender/relay", "sender/fcm", "sender/simulator", "deploy/local", "deploy/local/localtest", "sender/simulator/verdict", "cmd/schoolbell", "cmd/chaos", "cmd/chaos/storm", "cmd/chaos/plan")
 		imports := map[string]string{
@@ -323,7 +324,8 @@ func TestLayoutRefuses(t *testing.T) {
 			"coordinator/web":           "coordinator/api school",
 			"coordinator/hook":          "school",
 			"coordinator/fallback":      "coordinator/hook school",
-			"coordinator/node":          "coordinator coordinator/fallback coordinator/hook coordinator/web coordinator/api school/store school/quota/redisquota watchdog watchdog/redislease sender/relay coordinator/node/settings",
+			"coordinator/alert":         "coordinator/hook school",
+			"coordinator/node":          "coordinator coordinator/alert coordinator/fallback coordinator/hook coordinator/web coordinator/api school/store school/quota/redisquota watchdog watchdog/redislease sender/relay coordinator/node/settings",
 			"coordinator/node/demo":     "coordinator/node coordinator/node/settings coordinator/api sender/simulator",
 			"coordinator/node/nodetest": "coordinator/node deploy/local sender/simulator",
 			"school/quota":              "school",
@@ -397,6 +399,7 @@ func TestLayoutRefuses(t *testing.T) {
 		edge("coordinator/web", "school/store", "interfaces of its own"),
 		edge("coordinator/web", "coordinator", "interfaces of its own"),
 		edge("coordinator/hook", "school/store", "for others to say"),
+		edge("coordinator/alert", "coordinator", "interfaces of its own"),
 		edge("coordinator/fallback", "school/store", "an interface of its own"),
 		edge("coordinator/node/settings", "sender/relay", "what a replica is told"),
 		edge("coordinator/node", "deploy/local", "composition root"),

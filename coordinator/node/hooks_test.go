@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,8 +16,11 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"schoolbell/coordinator"
+	"schoolbell/coordinator/alert"
 	"schoolbell/coordinator/api"
 	"schoolbell/coordinator/node/settings"
+	"schoolbell/school"
 )
 
 // webhook keeps what arrived at it.
@@ -237,4 +241,180 @@ func TestFallbackOutlivesItsReplica(t *testing.T) {
 	}
 	require.Positive(t, again)
 	require.LessOrEqual(t, again, atOnce, "more than was on its way at the kill")
+}
+
+// alertsOf reads what arrived as alerts of the kind json, by kind; all posts of an
+// id have to be the same.
+func (h *webhook) alertsOf(t *testing.T) map[string][]map[string]any {
+	t.Helper()
+	all := map[string][]map[string]any{}
+	bodies := map[string]string{}
+	for _, p := range h.arrived() {
+		var m map[string]any
+		require.NoError(t, json.Unmarshal([]byte(p.body), &m))
+		id := fmt.Sprint(m["id"])
+		require.Equal(t, "alert-"+id, p.header.Get("Idempotency-Key"))
+		if was, again := bodies[id]; again {
+			require.Equal(t, was, p.body)
+			continue
+		}
+		bodies[id] = p.body
+		kind := fmt.Sprint(m["kind"])
+		all[kind] = append(all[kind], m)
+	}
+	return all
+}
+
+// TestAlerts lets two replicas meet what operators are told of: each thing is told
+// once, through a webhook that is down at first, and nothing that arrives there
+// holds what is nobody's business (R42).
+func TestAlerts(t *testing.T) {
+	t.Parallel()
+	srv := startServers(t)
+	var log events
+	h := newWebhook(t, func(n int, w http.ResponseWriter, _ *http.Request) {
+		if n <= 2 {
+			w.WriteHeader(http.StatusBadGateway)
+		}
+	})
+	var all []*running
+	for _, name := range []string{"one", "two"} {
+		s := srv.settings(name)
+		s.Retry.Max, s.Retry.Base = 0, 100*time.Millisecond
+		s.Alerts.WebhookURL, s.Alerts.PageURL = settings.Secret(h.url), "https://bell.example/"
+		all = append(all, run(t, s, Deps{Log: log.logger()}))
+	}
+	one, two := all[0], all[1]
+	send := func(school string, tokens ...string) string {
+		t.Helper()
+		n := api.NoticeRequest{School: school, Title: "secret title", Body: "secret body", Data: map[string]string{"key": "secret value"}}
+		for _, token := range tokens {
+			n.Recipients = append(n.Recipients, api.Recipient{Token: token, Ref: "secret ref"})
+		}
+		a, err := two.client.Send(t.Context(), n, "secret key "+school)
+		require.NoError(t, err)
+		return a.ID
+	}
+	ended := func(id string) {
+		t.Helper()
+		eventually(t, "notice "+id+" ends", func() bool {
+			n, err := one.client.Notice(t.Context(), id)
+			require.NoError(t, err)
+			return n.EndedAt != nil
+		})
+	}
+	name := "Primary @everyone"
+	_, err := one.client.PutSchool(t.Context(), "B", api.SchoolChange{Name: &name})
+	require.NoError(t, err)
+	for _, school := range []string{"A", "B", "C", "D"} {
+		ended(send(school, "fine-token-1", "mismatch-token-2", "thirdparty-token-3", "invalid-token-4", "unavailable-token-5", "unregistered-token-6"))
+	}
+	digests := make(chan error, 2)
+	for _, r := range all {
+		go func() { digests <- r.digest(t.Context()) }()
+	}
+	require.NoError(t, <-digests)
+	require.NoError(t, <-digests)
+	require.NoError(t, one.digest(t.Context()), "and there is nothing new")
+
+	stuck := send("Z", "auth-token-7")
+	eventually(t, "the stop is told", func() bool { return len(h.alertsOf(t)["sender_stopped"]) == 1 })
+	_, err = one.client.Cancel(t.Context(), stuck)
+	require.NoError(t, err)
+	ended(stuck)
+	ended(send("E", "fine-token-8"))
+	eventually(t, "everything is told", func() bool {
+		got := h.alertsOf(t)
+		return len(got["sender_resumed"]) == 1 && len(got["failures"]) == 1 && len(got["sender_id_mismatch"]) == 1 && len(got["third_party_auth_error"]) == 1
+	})
+	require.NoError(t, one.end(t))
+	require.NoError(t, two.end(t))
+
+	got := h.alertsOf(t)
+	require.Len(t, got, 5)
+	stop := got["sender_stopped"][0]
+	require.Equal(t, []any{"relay", "Z", "https://bell.example/", float64(1)}, []any{stop["sender"], stop["school"], stop["link"], stop["version"]})
+	require.NotEmpty(t, stop["code"])
+	for kind, list := range got {
+		require.Len(t, list, 1, kind)
+	}
+	failures := got["failures"][0]["failures"].(map[string]any)
+	require.EqualValues(t, 4*4, failures["recipients"])
+	require.EqualValues(t, 4, failures["schools"])
+	require.Len(t, failures["items"], 4)
+	codes := map[string]bool{}
+	for _, item := range failures["items"].([]any) {
+		school := item.(map[string]any)
+		require.EqualValues(t, 4, school["recipients"])
+		for _, c := range school["codes"].([]any) {
+			codes[c.(map[string]any)["code"].(string)] = true
+		}
+	}
+	require.Equal(t, map[string]bool{"SENDER_ID_MISMATCH": true, "THIRD_PARTY_AUTH_ERROR": true, "INVALID_ARGUMENT": true, "UNAVAILABLE": true}, codes)
+	for _, p := range h.arrived() {
+		for _, secret := range []string{"token-", "secret", "hook-"} {
+			require.NotContains(t, p.body, secret)
+		}
+	}
+	failed := 0
+	for _, line := range log.lines(t) {
+		if line["event"] == "alert_failed" {
+			failed++
+			require.Equal(t, "HTTP_502", line["code"])
+		}
+		for _, secret := range []string{"hook-secret", "secret title", "secret body", "secret value", "secret key", "token-"} {
+			require.NotContains(t, fmt.Sprint(line), secret)
+		}
+	}
+	require.Equal(t, 2, failed)
+	srv.nothingOpen(t)
+}
+
+// TestASenderThatNobodyAnswersIsTold looks at what one batch does not show.
+func TestASenderThatNobodyAnswersIsTold(t *testing.T) {
+	t.Parallel()
+	var heard heardAlerts
+	board := alert.NewBoard(&heard, func() {}, discard())
+	lanes := []coordinator.LaneState{{Name: "fine"}, {Name: "stopped", Stopped: true, Code: "UNAUTHENTICATED"}, {Name: "mute", Broken: true, Code: "CONNECT_FAILED"}, {Name: "mute here", Broken: true}}
+	w := &senderWatch{board: board, told: map[string]bool{}, lanes: func() []coordinator.LaneState { return lanes },
+		silent: func(name string) bool { return name != "mute here" }}
+	w.look()
+	w.look()
+	lanes = lanes[:1]
+	lanes = append(lanes, coordinator.LaneState{Name: "mute"})
+	w.look()
+	w.look()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	board.Run(ctx)
+	require.Equal(t, []string{"remind sender_stopped/stopped", "raise sender_unanswered/mute", "end sender_unanswered/mute"}, heard.said)
+}
+
+type heardAlerts struct{ said []string }
+
+func (h *heardAlerts) RaiseAlert(_ context.Context, c school.Condition) (bool, error) {
+	h.said = append(h.said, map[bool]string{true: "remind ", false: "raise "}[c.Remind]+c.Key)
+	return true, nil
+}
+
+func (h *heardAlerts) EndAlert(_ context.Context, key, _ string, _ []byte) (bool, error) {
+	h.said = append(h.said, "end "+key)
+	return true, nil
+}
+
+// TestTheDigestIsAJobOfTheCluster: where somebody is told, and nowhere else.
+func TestTheDigestIsAJobOfTheCluster(t *testing.T) {
+	t.Parallel()
+	for _, digest := range []func(context.Context) error{nil, func(context.Context) error { return nil }} {
+		sched, err := jobs(t.Context(), settings.Default(), &counted{}, digest, idleLocker{}, time.Now, discard())
+		require.NoError(t, err)
+		var names []string
+		for _, j := range sched.Jobs() {
+			names = append(names, j.Name())
+		}
+		require.NoError(t, sched.Shutdown())
+		require.Equal(t, digest != nil, slices.Contains(names, jobDigest))
+	}
+	all, _ := lockers(t, func(*settings.Settings) {})
+	require.NotNil(t, all[0].crons[jobDigest])
 }

@@ -18,11 +18,15 @@ import (
 
 // Names of the scheduled jobs: part of the keys in Redis.
 const (
-	jobTick  = "tick"
-	jobSweep = "sweep"
+	jobTick   = "tick"
+	jobSweep  = "sweep"
+	jobDigest = "digest"
 )
 
-const sweepTimeout = 4 * time.Minute
+const (
+	sweepTimeout  = 4 * time.Minute
+	digestTimeout = 4 * time.Minute
+)
 
 // slotLook is how often a replica asks whether a slot of a cluster-wide job has
 // come, and so how late a job begins at most.
@@ -52,10 +56,10 @@ type ticker interface {
 }
 
 // jobs builds the schedules of one replica. The dispatch tick runs in every
-// replica; the recovery sweep once per slot in the whole cluster (R16). When a
-// slot comes is for the locker to say, which has Redis's clock: this one only
-// asks.
-func jobs(ctx context.Context, s settings.Settings, c ticker, locker gocron.Locker, now func() time.Time, log *slog.Logger) (gocron.Scheduler, error) {
+// replica; the recovery sweep and the digest, which is nil where nobody is told,
+// once per slot in the whole cluster (R16). When a slot comes is for the locker to
+// say, which has Redis's clock: this one only asks.
+func jobs(ctx context.Context, s settings.Settings, c ticker, digest func(context.Context) error, locker gocron.Locker, now func() time.Time, log *slog.Logger) (gocron.Scheduler, error) {
 	log = log.With("component", "jobs")
 	clock := newSteadyClock(now)
 	sched, err := gocron.NewScheduler(
@@ -88,6 +92,13 @@ func jobs(ctx context.Context, s settings.Settings, c ticker, locker gocron.Lock
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("schedule the recovery sweep: %w", err), sched.Shutdown())
 	}
+	if digest != nil {
+		_, err = sched.NewJob(gocron.DurationJob(slotLook), run(jobDigest, digestTimeout, digest),
+			gocron.WithName(jobDigest), gocron.WithSingletonMode(gocron.LimitModeReschedule))
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("schedule the digest: %w", err), sched.Shutdown())
+		}
+	}
 	return sched, nil
 }
 
@@ -116,7 +127,11 @@ func newSlotLocker(s settings.Settings, client redis.UniversalClient, slots *red
 	if err != nil {
 		return nil, fmt.Errorf("sweep.cron %q: %w", s.Sweep.Cron, err)
 	}
-	return &slotLocker{client: client, slots: slots, crons: map[string]cron.Schedule{jobSweep: sweep}}, nil
+	digest, err := cron.ParseStandard("CRON_TZ=" + s.Timezone + " " + s.Alerts.DigestCron)
+	if err != nil {
+		return nil, fmt.Errorf("alerts.digest_cron %q: %w", s.Alerts.DigestCron, err)
+	}
+	return &slotLocker{client: client, slots: slots, crons: map[string]cron.Schedule{jobSweep: sweep, jobDigest: digest}}, nil
 }
 
 // Lock takes the slot that the job is due for by Redis's clock.

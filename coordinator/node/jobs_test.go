@@ -154,7 +154,7 @@ func TestInterleaving20NoStepOfTheClockStopsTheTick(t *testing.T) {
 	s := settings.Default()
 	s.Dispatch.FirstTick, s.Dispatch.Tick = 10*time.Millisecond, 10*time.Millisecond
 	c := new(counted)
-	sched, err := jobs(t.Context(), s, c, idleLocker{}, now, slog.New(slog.DiscardHandler))
+	sched, err := jobs(t.Context(), s, c, nil, idleLocker{}, now, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	sched.Start()
 	for _, step := range []time.Duration{0, -time.Hour, time.Hour, 0} {

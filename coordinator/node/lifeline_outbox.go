@@ -170,6 +170,44 @@ func (o cuttableOutbox) SettleFallback(ctx context.Context, f school.Fallback, p
 	return o.line.last(ctx, func(ctx context.Context) error { return o.next.SettleFallback(ctx, f, p) })
 }
 
+func (o cuttableOutbox) ClaimAlerts(ctx context.Context, limit int, lease time.Duration) ([]school.Alert, error) {
+	return through(ctx, o.line, func(ctx context.Context) ([]school.Alert, error) { return o.next.ClaimAlerts(ctx, limit, lease) })
+}
+
+func (o cuttableOutbox) SettleAlert(ctx context.Context, a school.Alert, p school.Posted) error {
+	return o.line.last(ctx, func(ctx context.Context) error { return o.next.SettleAlert(ctx, a, p) })
+}
+
+func (o cuttableOutbox) RaiseAlert(ctx context.Context, c school.Condition) (told bool, err error) {
+	err = o.line.last(ctx, func(ctx context.Context) error {
+		var err error
+		told, err = o.next.RaiseAlert(ctx, c)
+		return err
+	})
+	return told, err
+}
+
+func (o cuttableOutbox) EndAlert(ctx context.Context, key, kind string, body []byte) (told bool, err error) {
+	err = o.line.last(ctx, func(ctx context.Context) error {
+		var err error
+		told, err = o.next.EndAlert(ctx, key, kind, body)
+		return err
+	})
+	return told, err
+}
+
+func (o cuttableOutbox) StartDigest(ctx context.Context) error {
+	return o.line.step(ctx, o.next.StartDigest)
+}
+
+func (o cuttableOutbox) NewFailures(ctx context.Context) (school.Failures, error) {
+	return through(ctx, o.line, o.next.NewFailures)
+}
+
+func (o cuttableOutbox) TellFailures(ctx context.Context, f school.Failures, kind string, body []byte) (bool, error) {
+	return through(ctx, o.line, func(ctx context.Context) (bool, error) { return o.next.TellFailures(ctx, f, kind, body) })
+}
+
 func (o cuttableOutbox) Listen(ctx context.Context, onReady func(), onSchool func(string)) error {
 	ctx, done := o.line.bind(ctx)
 	defer done()

@@ -70,7 +70,8 @@ type Node struct {
 	outbox   outbox
 	gauges   *gauges
 	line     *lifeline
-	pumps    []func(ctx context.Context) // what posts to webhooks, until its context ends
+	pumps    []func(ctx context.Context)     // what posts to webhooks, until its context ends
+	digest   func(ctx context.Context) error // tells of new failures; nil: nobody is told
 	jobs     func(ctx context.Context) (gocron.Scheduler, error)
 	cleanup  cleanup
 }
@@ -178,6 +179,10 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	if queue, err = n.fallbacks(queue, reg); err != nil {
 		return nil, err
 	}
+	events, err := n.alerts(ctx, reg)
+	if err != nil {
+		return nil, err
+	}
 	if d.Budget != nil {
 		rule = d.Budget(rule)
 	}
@@ -193,7 +198,7 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 		DefaultSender: s.DefaultSender,
 	}, coordinator.Deps{
 		Queue: queue, Budget: rule, Rates: rates, Holder: holder{n.keeper}, Members: n.roster, Peers: n.wakes,
-		Lanes: senders, Log: n.log, Registerer: reg,
+		Lanes: senders, Events: events, Log: n.log, Registerer: reg,
 	})
 	if err != nil {
 		return nil, err
@@ -203,7 +208,9 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	if err != nil {
 		return nil, err
 	}
-	n.jobs = func(ctx context.Context) (gocron.Scheduler, error) { return jobs(ctx, s, n.coord, locker, now, n.log) }
+	n.jobs = func(ctx context.Context) (gocron.Scheduler, error) {
+		return jobs(ctx, s, n.coord, n.digest, locker, now, n.log)
+	}
 	n.gauges = newGauges(reg, n.outbox, budget, n.log)
 
 	names := make([]string, 0, len(s.Senders))

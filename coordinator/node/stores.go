@@ -24,6 +24,7 @@ type outbox interface {
 	web.Brakes
 	stock
 	fallback.Store
+	alertStore
 	// Listen hears of schools that were given work inside an application's own
 	// transaction until ctx ends.
 	Listen(ctx context.Context, onReady func(), onSchool func(schoolID string)) error

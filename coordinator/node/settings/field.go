@@ -35,7 +35,7 @@ type field struct {
 	env    string
 	usage  string
 	kind   kind
-	secret string // "url": the address may be shown; "all": nothing; "": no secret
+	secret string // "url": the address may be shown; "host": of it the host; "all": nothing; "": no secret
 	bounds string // range tag
 	oneof  string
 	kinds  string // of a sender: the kinds it belongs to

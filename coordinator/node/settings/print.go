@@ -118,6 +118,9 @@ func plain(f field, v reflect.Value) any {
 		if f.secret == "url" {
 			return redact(string(secret))
 		}
+		if f.secret == "host" {
+			return hostOf(string(secret))
+		}
 		return secret.String()
 	case kindDuration:
 		return shortDuration(v.Interface().(time.Duration))
@@ -152,6 +155,15 @@ var harmless = map[string]bool{
 	"host": true, "port": true, "user": true, "dbname": true,
 	"sslmode": true, "application_name": true, "connect_timeout": true, "target_session_attrs": true, "search_path": true,
 	"addr": true, "db": true, "protocol": true, "master_name": true, "dial_timeout": true, "read_timeout": true, "write_timeout": true, "pool_size": true,
+}
+
+// hostOf leaves of a URL what does not let anybody in.
+func hostOf(raw string) string {
+	u, err := url.Parse(raw)
+	if raw == "" || err != nil || u.Host == "" {
+		return Secret(raw).String()
+	}
+	return u.Scheme + "://" + u.Host + "/" + hidden
 }
 
 // redact leaves the secrets of a URL out. What cannot be parsed is hidden whole.

@@ -137,8 +137,14 @@ type Retention struct {
 
 // Alerts go to a webhook (R42).
 type Alerts struct {
-	WebhookURL Secret `yaml:"webhook_url" secret:"all"`
-	Kind       string `yaml:"kind" oneof:"discord slack json"`
+	// WebhookURL is a secret as it stands: who has it may post. Empty: nobody is told.
+	WebhookURL Secret `yaml:"webhook_url" secret:"host"`
+	Kind       string `yaml:"kind" oneof:"discord slack json" usage:"what the webhook of alerts takes: discord, slack or json"`
+	// PageURL is where an alert sends people to look.
+	PageURL string `yaml:"page_url" usage:"address of the operators' page, which alerts link to"`
+	// DigestCron is when failures are summed up; a time without new ones passes in
+	// silence.
+	DigestCron string `yaml:"digest_cron" usage:"schedule of the digest of failures, five fields"`
 }
 
 // Fallback is the webhook of the SMS that follows a definite failure (R35).
@@ -177,7 +183,7 @@ func Default() Settings {
 		StopTimeout:   45 * time.Second,
 		DefaultSender: KindLog,
 	}
-	s.Alerts.Kind = "json"
+	s.Alerts = Alerts{Kind: "json", DigestCron: "0 9-21 * * *"}
 	s.Senders = map[string]Sender{KindLog: NewSender(KindLog)}
 	return s
 }

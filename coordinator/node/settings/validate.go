@@ -57,18 +57,13 @@ func (s Settings) CheckServe() error {
 	if s.InstanceID == "" {
 		c.add("instance_id", "is empty; set it (SCHOOLBELL_INSTANCE_ID)")
 	}
-	later := func(path string, set bool) {
-		if set {
-			c.add(path, "is not available in this version; remove it")
-		}
-	}
 	for _, name := range s.SenderNames() {
 		snd := s.Senders[name]
 		if snd.Kind == KindFCM {
 			c.credentials(name, snd)
 		}
 	}
-	later("alerts.webhook_url", s.Alerts.WebhookURL != "")
+	c.chat()
 	if s.Fallback.Token != "" && s.Fallback.URL == "" {
 		c.add("fallback.token", "is set, and there is no fallback.url to send it to; set fallback.url or remove the token")
 	}
@@ -154,6 +149,7 @@ func (c *check) forms() {
 	c.url("database_url", s.DatabaseURL, "postgres", "postgresql")
 	c.url("redis.url", s.Redis.URL, "redis", "rediss", "redis+sentinel", "redis+cluster")
 	c.url("alerts.webhook_url", s.Alerts.WebhookURL, "https", "http")
+	c.page()
 	c.fallback()
 	if s.Redis.Prefix == "" || strings.ContainsFunc(s.Redis.Prefix, func(r rune) bool { return r == '{' || r == '}' || unicode.IsSpace(r) || unicode.IsControl(r) }) {
 		c.add("redis.prefix", "%q must be non-empty, without braces and white space", s.Redis.Prefix)
@@ -173,9 +169,8 @@ func (c *check) forms() {
 	if _, err := time.LoadLocation(s.Timezone); err != nil || s.Timezone == "" {
 		c.add("timezone", "%q is not a time zone; write an IANA name such as Asia/Seoul", s.Timezone)
 	}
-	if _, err := cron.ParseStandard(s.Sweep.Cron); err != nil || strings.HasPrefix(s.Sweep.Cron, "@") || strings.Contains(s.Sweep.Cron, "TZ=") {
-		c.add("sweep.cron", "%q is not a schedule; write five fields such as %q (the zone is timezone)", s.Sweep.Cron, Default().Sweep.Cron)
-	}
+	c.cron("sweep.cron", s.Sweep.Cron, Default().Sweep.Cron)
+	c.cron("alerts.digest_cron", s.Alerts.DigestCron, Default().Alerts.DigestCron)
 }
 
 // url checks a URL's scheme and host.
@@ -195,6 +190,47 @@ func (c *check) url(path string, v Secret, schemes ...string) {
 		c.add(path, "names no host; write %s://host:port…", schemes[0])
 	case u.Opaque != "" || u.Query().Get("host") == "": // libpq would look in places that differ from machine to machine
 		c.add(path, "names no host; write postgres://user:password@host:5432/name, or postgres:///name?host=/var/run/postgresql for the socket of a server on this machine")
+	}
+}
+
+// cron checks a schedule of five fields.
+func (c *check) cron(path, v, example string) {
+	if _, err := cron.ParseStandard(v); err != nil || strings.HasPrefix(v, "@") || strings.Contains(v, "TZ=") {
+		c.add(path, "%q is not a schedule; write five fields such as %q (the zone is timezone)", v, example)
+	}
+}
+
+// maxPage is as long as a link in an alert may be.
+const maxPage = 300
+
+// page checks the link of alerts, which is shown and so holds no secret.
+func (c *check) page() {
+	v := c.s.Alerts.PageURL
+	if v == "" {
+		return
+	}
+	u, err := url.Parse(v)
+	switch {
+	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || strings.ContainsAny(v, "<> \"\\"):
+		c.add("alerts.page_url", "must be http://host… or https://host…, without white space and brackets")
+	case u.User != nil:
+		c.add("alerts.page_url", "holds a user or password, which every alert would show")
+	case len(v) > maxPage:
+		c.add("alerts.page_url", "is longer than %d characters, which leaves an alert too little", maxPage)
+	}
+}
+
+// chat finds a webhook whose host takes another kind than the one set: it would
+// refuse every alert.
+func (c *check) chat() {
+	u, err := url.Parse(string(c.s.Alerts.WebhookURL))
+	if err != nil {
+		return
+	}
+	for host, kind := range map[string]string{"discord.com": "discord", "discordapp.com": "discord", "hooks.slack.com": "slack"} {
+		if name := u.Hostname(); (name == host || strings.HasSuffix(name, "."+host)) && c.s.Alerts.Kind != kind {
+			c.add("alerts.kind", "%s is not what %s takes; set alerts.kind to %s", c.s.Alerts.Kind, name, kind)
+		}
 	}
 }
 
