@@ -213,7 +213,7 @@ json.`,
 		}
 		return cmd.Help()
 	}
-	root.AddCommand(newServe(w, p), newDemo(w, p), newMigrate(w, p), newNotice(w, p), newSchool(w, p), newDevice(w, p), newVersion(w, p))
+	root.AddCommand(newServe(w, p), newDemo(w, p), newMigrate(w, p), newNotice(w, p), newSchool(w, p), newFailure(w, p), newDevice(w, p), newVersion(w, p))
 	return root
 }
 

@@ -30,7 +30,7 @@ func newNotice(w surroundings, p printer) *cobra.Command {
 	g := group("notice", "Hand in notices and see what became of them", `  schoolbell notice send --school A --title "No school today" --tokens-file tokens.txt --wait
   schoolbell notice show 1193046471680
   schoolbell notice list --school A`,
-		newNoticeSend(w, p, r), newNoticeShow(p, r), newNoticeList(p, r), newNoticeCancel(p, r))
+		newNoticeSend(w, p, r), newNoticeShow(p, r), newNoticeList(p, r), newNoticeCancel(p, r), newNoticeRetry(p, r))
 	r.flags(g)
 	return g
 }

@@ -66,6 +66,48 @@ func (c *Client) Cancel(ctx context.Context, id string) (Notice, error) {
 	return out, err
 }
 
+// Retry puts a notice's permanent failures back, due at once, but for those that may
+// have arrived where it asks for at most once. Code Conflict for a notice that was
+// cancelled, has expired or was purged. Where Next is not empty it goes on if it is
+// called again.
+func (c *Client) Retry(ctx context.Context, id string) (Requeued, error) {
+	var out Requeued
+	err := c.call(ctx, http.MethodPost, "/v1/notices/"+url.PathEscape(id)+"/retry", nil, nil, nil, &out)
+	return out, err
+}
+
+// FailureQuery selects permanent failures.
+type FailureQuery struct {
+	Page
+	School string // empty: all
+	Notice string // empty: all
+	Code   string // an error code or a reason; empty: all
+}
+
+// Failures lists permanent failures in groups, newest notices first. A page may be
+// short although Next is not empty.
+func (c *Client) Failures(ctx context.Context, q FailureQuery) (List[Failure], error) {
+	v := q.query()
+	set(v, "school", q.School)
+	set(v, "notice", q.Notice)
+	set(v, "code", q.Code)
+	var out List[Failure]
+	err := c.get(ctx, "/v1/failures", v, &out)
+	return out, err
+}
+
+// Requeue puts permanent failures back, due at once, a bounded number a call: until
+// Next is empty the rest is asked for with it as Cursor.
+func (c *Client) Requeue(ctx context.Context, r RequeueRequest) (Requeued, error) {
+	var out Requeued
+	body, err := json.Marshal(r)
+	if err != nil {
+		return out, fmt.Errorf("requeue: %w", err)
+	}
+	err = c.call(ctx, http.MethodPost, "/v1/failures/requeue", nil, http.Header{"Content-Type": {JSON}}, bytes.NewReader(body), &out)
+	return out, err
+}
+
 // Page asks for part of a list.
 type Page struct {
 	Cursor string // Next of the page before; empty: the first

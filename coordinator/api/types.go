@@ -127,6 +127,45 @@ type RecipientStatus struct {
 	Fallback  string     `json:"fallback,omitempty"` // PENDING, SENT, FAILED; absent where none was made
 }
 
+// Failure is a group of one notice's recipients that failed permanently alike.
+type Failure struct {
+	School       string     `json:"school"`
+	Notice       string     `json:"notice"`
+	Title        string     `json:"title"`
+	ErrorCode    string     `json:"error_code"` // the receiver's; may be empty
+	Reason       string     `json:"reason"`     // REJECTED, RETRIES_EXHAUSTED, OUTCOME_UNKNOWN …
+	Recipients   int        `json:"recipients"`
+	LastFailedAt *time.Time `json:"last_failed_at,omitempty"`
+}
+
+// RequeueRequest is the body of POST /v1/failures/requeue: which recipients that
+// failed permanently are to be tried again. One of School, Notice and Code at
+// least; together they narrow each other.
+type RequeueRequest struct {
+	School string `json:"school,omitempty"`
+	Notice string `json:"notice,omitempty"`
+	Code   string `json:"code,omitempty"`    // an error code or a reason; OUTCOME_UNKNOWN also takes what may have arrived of at_most_once notices
+	DryRun bool   `json:"dry_run,omitempty"` // only count
+	Cursor string `json:"cursor,omitempty"`  // Next of the answer before
+}
+
+// Requeued answers a requeue.
+type Requeued struct {
+	Requeued int         `json:"requeued"` // with DryRun: that would be
+	DryRun   bool        `json:"dry_run"`
+	Left     RequeueLeft `json:"left"`
+	Next     string      `json:"next"` // cursor to go on from; empty: done
+}
+
+// RequeueLeft counts failures that matched and were left, by why.
+type RequeueLeft struct {
+	Cancelled      int `json:"cancelled"`
+	Expired        int `json:"expired"`
+	Purged         int `json:"purged"`
+	SchoolDeleted  int `json:"school_deleted"`
+	OutcomeUnknown int `json:"outcome_unknown"` // may have arrived, and their notice asks for at most once
+}
+
 // SchoolChange is the body of PUT /v1/schools/{id}; absent fields stay.
 type SchoolChange struct {
 	Name        *string  `json:"name,omitempty"`

@@ -103,6 +103,14 @@ func (o cuttableOutbox) Cancel(ctx context.Context, id int64) error {
 	return o.line.step(ctx, func(ctx context.Context) error { return o.next.Cancel(ctx, id) })
 }
 
+func (o cuttableOutbox) Failures(ctx context.Context, f school.FailureFilter, after school.FailureKey, limit int) (school.FailureList, error) {
+	return through(ctx, o.line, func(ctx context.Context) (school.FailureList, error) { return o.next.Failures(ctx, f, after, limit) })
+}
+
+func (o cuttableOutbox) Requeue(ctx context.Context, order school.RequeueOrder) (school.Requeued, error) {
+	return through(ctx, o.line, func(ctx context.Context) (school.Requeued, error) { return o.next.Requeue(ctx, order) })
+}
+
 func (o cuttableOutbox) PutSchool(ctx context.Context, id string, c school.SchoolChange) (s school.School, created bool, err error) {
 	err = o.line.step(ctx, func(ctx context.Context) error {
 		var err error

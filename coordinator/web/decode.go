@@ -25,6 +25,7 @@ var (
 	schoolShape    = shape{"a school", []string{"name", "sender", "limit", "rest_seconds"}}
 	devicesShape   = shape{"a registration", []string{"devices"}}
 	deviceShape    = shape{"a device", []string{"token", "ref", "enabled", "topics"}}
+	requeueShape   = shape{"a requeue", []string{"school", "notice", "code", "dry_run", "cursor"}}
 )
 
 // unknown says of a field that it is none, and which there are.
@@ -40,6 +41,7 @@ const (
 	recipientForm  = `{"token":"…"}`
 	schoolForm     = `{"limit":5000}`
 	devicesForm    = `{"devices":[{"token":"…","topics":["board-3"]}]}`
+	requeueForm    = `{"school":"A","code":"INVALID_ARGUMENT"}`
 )
 
 // decodeNotice reads the notice in data and, unless it is the first line of a

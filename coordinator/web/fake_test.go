@@ -46,6 +46,12 @@ type fakeStore struct {
 	err      error                         // answers everything
 	pingErr  error
 	onAccept func(ctx context.Context) error // before anything
+
+	failures school.FailureList // answers every list of them
+	asked    []failurePage
+	requeued []school.Requeued // answers requeues, one after the other
+	orders   []school.RequeueOrder
+	refused  error // with the first of requeued
 }
 
 type stored struct {
@@ -154,6 +160,23 @@ func (f *fakeStore) Cancel(_ context.Context, id int64) error {
 	}
 	s.closing = school.Cancelled
 	return nil
+}
+
+func (f *fakeStore) Failures(_ context.Context, q school.FailureFilter, after school.FailureKey, limit int) (school.FailureList, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = append(f.asked, failurePage{q, after, limit})
+	return f.failures, f.err
+}
+
+func (f *fakeStore) Requeue(_ context.Context, o school.RequeueOrder) (r school.Requeued, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.orders = append(f.orders, o)
+	if len(f.requeued) > 0 {
+		r, f.requeued = f.requeued[0], f.requeued[1:]
+	}
+	return r, cmp.Or(f.refused, f.err)
 }
 
 func (f *fakeStore) Pause(_ context.Context, id string) error  { return f.setPaused(id, true) }
@@ -456,6 +479,14 @@ func (f acceptFunc) Accept(ctx context.Context, n *school.Notice, total int, rec
 
 func (acceptFunc) Notice(context.Context, int64) (school.Progress, error) {
 	return school.Progress{}, school.ErrNotFound
+}
+
+func (acceptFunc) Failures(context.Context, school.FailureFilter, school.FailureKey, int) (school.FailureList, error) {
+	return school.FailureList{}, nil
+}
+
+func (acceptFunc) Requeue(context.Context, school.RequeueOrder) (school.Requeued, error) {
+	return school.Requeued{}, school.ErrNotFound
 }
 
 func (acceptFunc) Cancel(context.Context, int64) error { return school.ErrNotFound }

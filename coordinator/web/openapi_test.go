@@ -84,6 +84,10 @@ func TestDocumentShapesAreTheWireTypes(t *testing.T) {
 		"DeletedDevice":   {d.Components.Schemas["DeletedDevice"], api.DeletedDevice{}},
 		"Device":          {d.Components.Schemas["Device"], api.Device{}},
 		"Brake":           {d.Components.Schemas["Brake"], api.Brake{}},
+		"Failure":         {d.Components.Schemas["Failure"], api.Failure{}},
+		"RequeueRequest":  {d.Components.Schemas["RequeueRequest"], api.RequeueRequest{}},
+		"Requeued":        {d.Components.Schemas["Requeued"], api.Requeued{}},
+		"RequeueLeft":     {d.Components.Schemas["Requeued"].Properties["left"], api.RequeueLeft{}},
 		"SchoolChange":    {d.Components.Schemas["SchoolChange"], api.SchoolChange{}},
 		"School":          {school, api.School{}},
 		"Lock":            {school.Properties["lock"], api.Lock{}},
@@ -145,6 +149,8 @@ func TestDecodersKnowTheWireTypes(t *testing.T) {
 	require.ElementsMatch(t, devices, devicesShape.fields)
 	device, _ := jsonFields(reflect.TypeFor[api.NewDevice]())
 	require.ElementsMatch(t, device, deviceShape.fields)
+	requeue, _ := jsonFields(reflect.TypeFor[api.RequeueRequest]())
+	require.ElementsMatch(t, requeue, requeueShape.fields)
 }
 
 func TestDocumentIsServed(t *testing.T) {

@@ -115,7 +115,7 @@ func decodeRecipientFilter(w http.ResponseWriter, r *http.Request) (in recipient
 		return in, invalid("state", "must be PENDING, IN_PROGRESS, SUCCESS, FAIL, RETRY_PENDING, PERMANENT_FAIL or SKIPPED")
 	}
 	f.Code = q.Get("error")
-	if len(f.Code) > 128 || strings.ContainsFunc(f.Code, func(c rune) bool { return c <= ' ' || c > '~' }) {
+	if !validCode(f.Code) {
 		return in, invalid("error", "must be an error code such as UNREGISTERED")
 	}
 	after, err := cursorOf(q)

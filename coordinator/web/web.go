@@ -58,6 +58,12 @@ type Notices interface {
 	// an open batch covers gets its outcome. Cancelled already: no error.
 	// school.ErrConflict for one that has ended or expired, school.ErrNotFound.
 	Cancel(ctx context.Context, id int64) error
+	// Failures lists recipients that failed for good in groups.
+	Failures(ctx context.Context, f school.FailureFilter, after school.FailureKey, limit int) (school.FailureList, error)
+	// Requeue puts recipients that failed for good back, in bounded steps; with an
+	// error what was done until then. school.ErrNotFound for an order of a notice
+	// that there is not, school.ErrConflict of one that takes no more attempts.
+	Requeue(ctx context.Context, o school.RequeueOrder) (school.Requeued, error)
 }
 
 // Schools is the schools' settings and backlog.

@@ -185,9 +185,12 @@ func Open(ctx context.Context, cfg Config) (_ *DB, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("store: open: %w", err)
 	}
-	db.readModels = readModels{func(ctx context.Context, op string, fn func(*gorm.DB) error) error {
-		return readError(op, fn(models.WithContext(ctx)))
-	}}
+	db.readModels = readModels{
+		run: func(ctx context.Context, op string, fn func(*gorm.DB) error) error {
+			return readError(op, fn(models.WithContext(ctx)))
+		},
+		when: func(t time.Time) any { return t },
+	}
 	db.metrics, err = newMetrics(cfg.Registerer, map[string]func() poolStats{
 		"ingest": pgxStats(db.ingest), "dispatch": pgxStats(db.dispatch), "reads": pgxStats(db.reads),
 	})

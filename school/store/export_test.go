@@ -6,6 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"schoolbell/school"
 )
 
 // OnNotice hears what the server says beside its answers.
@@ -65,3 +67,15 @@ func (db *DB) HoldSession(ctx context.Context, pool string, f func()) error {
 	f()
 	return nil
 }
+
+// RequeueStep is one step of a requeue on either engine, as it happens after the
+// list of notices was read.
+func RequeueStep(ctx context.Context, db Requeuer, o school.RequeueOrder, notice int64, upto int) (outcome string, n int, err error) {
+	if o.From.Before, err = db.clock(ctx, "test"); err != nil {
+		return "", 0, err
+	}
+	return db.requeueOneStep(ctx, "test", &o, notice, 0, upto)
+}
+
+// Requeuer is what RequeueStep takes.
+type Requeuer = requeuer

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"gorm.io/gorm"
 
@@ -22,7 +23,8 @@ func checkLimit(op string, limit int) error {
 // readModels are what people look at, through gorm, on either engine. run gives
 // a session and says what its error means.
 type readModels struct {
-	run func(ctx context.Context, op string, fn func(q *gorm.DB) error) error
+	run  func(ctx context.Context, op string, fn func(q *gorm.DB) error) error
+	when func(t time.Time) any // a time as the engine stores it
 }
 
 // Notice returns a notice with what became of it so far. school.ErrNotFound,

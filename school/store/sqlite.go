@@ -130,13 +130,16 @@ func OpenSQLite(ctx context.Context, cfg SQLiteConfig) (_ *SQLite, err error) {
 	if err != nil {
 		return nil, sqliteMeaning("open", err)
 	}
-	db.readModels = readModels{func(ctx context.Context, op string, fn func(*gorm.DB) error) error {
-		return db.read(ctx, db.reads, op, func(tx *sqliteTx) error {
-			session := models.Session(&gorm.Session{NewDB: true, Context: context.WithoutCancel(ctx)})
-			session.Statement.ConnPool = tx.conn
-			return fn(session)
-		})
-	}}
+	db.readModels = readModels{
+		run: func(ctx context.Context, op string, fn func(*gorm.DB) error) error {
+			return db.read(ctx, db.reads, op, func(tx *sqliteTx) error {
+				session := models.Session(&gorm.Session{NewDB: true, Context: context.WithoutCancel(ctx)})
+				session.Statement.ConnPool = tx.conn
+				return fn(session)
+			})
+		},
+		when: func(t time.Time) any { return t.UnixMicro() },
+	}
 	db.metrics, err = newMetrics(cfg.Registerer, map[string]func() poolStats{
 		"write": db.turn.stats, "ingest": sqlStats(db.ingest), "dispatch": sqlStats(db.dispatch), "reads": sqlStats(db.reads),
 	})

@@ -23,19 +23,30 @@ var historyTests = []test{
 				"accept":   h.accepts,
 				"open":     h.opens,
 				"claim":    h.claims,
+				"send":     h.sends,
 				"skip":     h.skips,
 				"record":   h.records,
 				"withdraw": h.withdraws,
 				"takeover": h.takesOver,
 				"cancel":   h.cancels,
 				"expire":   h.expires,
+				"requeue":  h.requeues,
 				"pause":    h.pauses,
 				"elapse":   h.elapses,
 				"":         h.holds,
 			})
 			h.drain()
+			w.forget()
 		})
 	}},
+}
+
+// forget empties the store, so that the next history is not judged together with
+// those before it: all of it is looked at after each step.
+func (w *world) forget() {
+	for _, table := range []string{"push_cluster_tokens", "push_clusters", "push_batch_ranges", "push_batches", "school_terms", "schools"} {
+		w.Exec(w.t, `DELETE FROM `+table)
+	}
 }
 
 // history is one school's life at random.
@@ -127,11 +138,38 @@ func (h *history) claims(t *rapid.T) {
 	}
 	c.Grant.Cycle = term.Ledger.Cycle + int64(rapid.IntRange(0, 1).Draw(t, "cycle"))
 	c.Grant.Filled = rapid.Bool().Draw(t, "filled")
+	c.UrgentFirst = true // nothing came since the page was read
 	err := h.Store.Claim(h.ctx(), term, c)
 	if h.expected(t, err, school.ErrFenced, school.ErrPaused, school.ErrConflict) {
 		return
 	}
 	h.open = append(h.open, openClaim{term, c})
+}
+
+// sends is a claim and its record with nothing in between: the usual way, by which
+// a history gets far.
+func (h *history) sends(t *rapid.T) {
+	if len(h.notices) == 0 {
+		t.Skip("no school yet")
+	}
+	term := h.term(h.school, h.owner(t))
+	h.owners[term.Owner] = &term
+	work := h.page(term, 30).Work
+	c := h.claimOf(work, 100)
+	if c.Size() == 0 {
+		t.Skip("nothing to send")
+	}
+	c.Grant.Cycle, c.UrgentFirst = term.Ledger.Cycle+1, true
+	if h.expected(t, h.Store.Claim(h.ctx(), term, c), school.ErrFenced, school.ErrPaused, school.ErrConflict) {
+		return
+	}
+	usual := rapid.SampledFrom([]school.Outcome{school.Accepted, school.Rejected, school.Unknown, school.Unavailable}).Draw(t, "usual")
+	h.record(term, c, func(i int, _ *school.Work) school.Event {
+		if i%4 == 3 {
+			return school.Event{Outcome: school.Rejected, Code: codes[school.Rejected]}
+		}
+		return school.Event{Outcome: usual, Code: codes[usual]}
+	})
 }
 
 func (h *history) skips(t *rapid.T) {
@@ -187,6 +225,55 @@ func (h *history) cancels(t *rapid.T) {
 func (h *history) expires(t *rapid.T) {
 	_, err := h.Store.Expire(h.ctx(), 100)
 	h.expected(t, err)
+}
+
+// requeues puts back what failed for good, by one way or another, and compares each
+// recipient with what it was: nothing else moves, and all that may does.
+func (h *history) requeues(t *rapid.T) {
+	if len(h.notices) == 0 {
+		t.Skip("no school yet")
+	}
+	o := school.RequeueOrder{Limit: 1000, FailureFilter: school.FailureFilter{
+		School: rapid.SampledFrom([]string{"", h.school}).Draw(t, "of the school"),
+		Code:   rapid.SampledFrom([]string{"", "", "", "INVALID_ARGUMENT", "CANCELLED", "OUTCOME_UNKNOWN", "TIMEOUT"}).Draw(t, "code"),
+	}}
+	if rapid.Bool().Draw(t, "of a notice") {
+		o.Notice = rapid.SampledFrom(h.notices).Draw(t, "notice")
+	}
+	const rows = `SELECT s.cluster_id, s.seq, s.job_status, s.error_code, s.reason, s.attempts, s.requeued, c.closing, c.delivery,
+		CASE WHEN c.expires_at IS NULL THEN '' ELSE 'expires' END FROM push_cluster_token_states s JOIN push_clusters c ON c.id = s.cluster_id ORDER BY s.cluster_id, s.seq`
+	before := h.Query(h.t, rows)
+	r, err := h.Store.Requeue(h.ctx(), o)
+	if errors.Is(err, school.ErrConflict) && o.Notice != 0 {
+		return
+	}
+	if err != nil {
+		t.Fatalf("requeue: %v", err)
+	}
+	moved, left := 0, 0
+	for i, now := range h.Query(h.t, rows) {
+		was := before[i]
+		matches := was[2] == string(school.PermanentFail) && (o.Notice == 0 || was[0] == fmt.Sprint(o.Notice)) &&
+			(o.Code == "" || was[3] == o.Code || was[4] == o.Code)
+		unknown := was[8] == string(school.AtMostOnce) && was[4] == string(school.OutcomeUnknown) && o.Code != string(school.OutcomeUnknown)
+		switch {
+		case slices.Equal(was, now):
+			if matches {
+				left++
+				if was[7] == "" && was[9] == "" && !unknown {
+					t.Fatalf("%v matches %+v and was left", was, o)
+				}
+			}
+		case !matches || unknown || was[7] != "" || now[2] != string(school.RetryPending) || now[5] != was[5] || now[6] == was[6]:
+			t.Fatalf("%+v made of %v %v", o, was, now)
+		default:
+			moved++
+			delete(h.final, now[0]+"."+now[1])
+		}
+	}
+	if r.Recipients != moved || r.Left.Sum() != left {
+		t.Fatalf("%+v put back %d and left %d, and says %+v", o, moved, left, r)
+	}
 }
 
 func (h *history) pauses(t *rapid.T) {

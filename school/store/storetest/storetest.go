@@ -44,6 +44,8 @@ type Store interface {
 	Notices(ctx context.Context, f school.NoticeFilter) ([]school.Progress, error)
 	Recipients(ctx context.Context, id int64, f school.RecipientFilter) ([]school.RecipientRow, error)
 	Cancel(ctx context.Context, notice int64) error
+	Failures(ctx context.Context, f school.FailureFilter, after school.FailureKey, limit int) (school.FailureList, error)
+	Requeue(ctx context.Context, o school.RequeueOrder) (school.Requeued, error)
 
 	ClaimFallbacks(ctx context.Context, limit int, lease time.Duration) ([]school.Fallback, error)
 	SettleFallback(ctx context.Context, f school.Fallback, p school.Posted) error
@@ -93,7 +95,7 @@ type Instance struct {
 
 // Run runs the suite on instances that open makes, one for each test.
 func Run(t *testing.T, open func(t *testing.T) *Instance) {
-	for _, group := range [][]test{acceptTests, topicTests, deviceTests, brakeTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, schoolTests, fallbackTests, alertTests, historyTests} {
+	for _, group := range [][]test{acceptTests, topicTests, deviceTests, brakeTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, requeueTests, schoolTests, fallbackTests, alertTests, historyTests} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
