@@ -1,6 +1,7 @@
 package coordinator_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -76,7 +77,7 @@ func TestInterleaving18WaitingForTheRateHoldsNoSlotLeaseOrClaim(t *testing.T) {
 		for name, n := range share {
 			require.InDelta(w, sum/schools, n, 200, name)
 		}
-		require.Less(w, w.script.count("hold"), 3*len(gone), "a place is looked up before a lock is taken")
+		require.Less(w, w.script.count("hold"), 2*len(gone)+10, "a place is looked up before a lock is taken")
 		require.Positive(w, testutil.ToFloat64(waited(w, reg)))
 		state := r1.Lanes()[0].Shared
 		require.Equal(w, 12_000, state.PerMinute)
@@ -226,11 +227,41 @@ func TestAllGoOnWhenTheProbeIsLetIn(t *testing.T) {
 		w.pass(5*time.Second + 10*time.Second + 20*time.Second + 5*time.Second)
 		require.Equal(w, "MISCONFIGURED", replicas[0].Lanes()[0].Code, "a refusal without a code")
 		refused.Store(false)
+		before := len(w.receiver.of(""))
 		w.pass(40 * time.Second)
 		for i := range 12 {
 			require.Equal(w, map[school.State]int{school.Success: 200}, w.outbox.states(fmt.Sprintf("school-%d", i)), "school-%d", i)
 		}
+		after := w.receiver.of("")[before:]
+		require.Len(w, after[0].ids, 1)
+		require.Less(w, after[len(after)-1].start.Sub(after[0].start), 2*time.Second, "all of them at once")
+		for _, r := range replicas {
+			require.False(w, r.Lanes()[0].Stopped, "%s, which has nothing to send by now, knows as well", r.name)
+		}
 	})
+}
+
+// TestAProbeThatIsNotUsedIsFreeForTheNext: in the cluster, at once.
+func TestAProbeThatIsNotUsedIsFreeForTheNext(t *testing.T) {
+	t.Parallel()
+	for _, op := range []string{"ensure", "reserve", "claim"} {
+		inWorld(t, func(w *world) {
+			w.receiver.answers(func(_ int, b sender.Batch) []sender.Result {
+				return sender.Fill(b.Messages, sender.Result{Class: sender.Misconfigured})
+			})
+			r := w.start("r1")
+			w.outbox.accept("A", 1000)
+			r.Wake("A")
+			w.pass(time.Second)
+			w.script.onCall(op, func(context.Context, int) error { return errAway })
+			w.pass(5 * time.Second)
+			state, err := w.rates.Look(w.Context(), sender.Look{Sender: "fcm"})
+			require.NoError(w, err)
+			require.True(w, state.Stopped && state.ProbeIn == 0, op)
+			require.False(w, state.Probing, op)
+			w.script.onCall(op, nil)
+		})
+	}
 }
 
 func TestALostStopCostsOneMessage(t *testing.T) {
