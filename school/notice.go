@@ -102,11 +102,26 @@ type Progress struct {
 	Status      Status
 	Closing     Reason // Cancelled or Expired: it takes no more attempts; empty otherwise
 	Counts      Counts
-	Fallbacks   *FallbackCounts // nil: the notice has no fallback, or in a list
+	Fallbacks   *FallbackCounts // nil: the notice has no fallback or was purged, or in a list
 	CreatedAt   time.Time
 	FirstSendAt time.Time // zero: not yet
 	LastSendAt  time.Time
 	EndedAt     time.Time
+	PurgedAt    time.Time // since then its recipients are being removed (R29); zero: they are there
+}
+
+// Purged is what retention removed (R29).
+type Purged struct {
+	Notices    int // of which the last recipient was removed
+	Recipients int
+	Batches    int
+	Ranges     int
+	Fallbacks  int
+}
+
+// Plus adds what was removed besides.
+func (p Purged) Plus(q Purged) Purged {
+	return Purged{p.Notices + q.Notices, p.Recipients + q.Recipients, p.Batches + q.Batches, p.Ranges + q.Ranges, p.Fallbacks + q.Fallbacks}
 }
 
 // RecipientRow is one recipient as people look at it.

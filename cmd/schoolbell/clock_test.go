@@ -43,6 +43,7 @@ var clocks = map[string]string{
 	"watchdog/redislease/locks.go":    "how old the server's time is",
 	"school/store/db.go":              "default of what the ids of notices show",
 	"school/store/migrate.go":         "shows when a step was applied, to people",
+	"school/store/retention.go":       "how long a step took, and so how many rows the next one has",
 	"school/store/sqlite_migrate.go":  "shows when a step was applied, to people",
 	"school/store/sqlite_tx.go":       "the embedded engine's clock, which is its process's; and how long a writer waited",
 }

@@ -255,7 +255,7 @@ func (p printer) notice(n api.Notice) {
 		at   *time.Time
 	}{
 		{"scheduled", n.ScheduledAt}, {"expires", n.ExpiresAt}, {"first send", n.FirstSendAt}, {"last send", n.LastSendAt},
-		{"expected end", n.ExpectedEndAt}, {"ended", n.EndedAt},
+		{"expected end", n.ExpectedEndAt}, {"ended", n.EndedAt}, {"recipients removed", n.PurgedAt},
 	} {
 		if opt.at != nil {
 			rows = append(rows, []string{opt.name, clock(opt.at)})

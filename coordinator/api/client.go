@@ -148,11 +148,11 @@ type RecipientQuery struct {
 }
 
 // Recipients lists a notice's recipients in order of seq.
-func (c *Client) Recipients(ctx context.Context, notice string, q RecipientQuery) (List[RecipientStatus], error) {
+func (c *Client) Recipients(ctx context.Context, notice string, q RecipientQuery) (RecipientList, error) {
 	v := q.query()
 	set(v, "state", q.State)
 	set(v, "error", q.Error)
-	var out List[RecipientStatus]
+	var out RecipientList
 	err := c.get(ctx, "/v1/notices/"+url.PathEscape(notice)+"/recipients", v, &out)
 	return out, err
 }

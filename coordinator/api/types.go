@@ -106,7 +106,8 @@ type Notice struct {
 	FirstSendAt *time.Time        `json:"first_send_at,omitempty"`
 	LastSendAt  *time.Time        `json:"last_send_at,omitempty"`
 	EndedAt     *time.Time        `json:"ended_at,omitempty"`
-	Fallback    *Fallbacks        `json:"fallback,omitempty"` // where it has one; absent in lists
+	Fallback    *Fallbacks        `json:"fallback,omitempty"`  // where it has one; absent in lists
+	PurgedAt    *time.Time        `json:"purged_at,omitempty"` // since then its recipients are being removed; its counts stay
 	// ExpectedEndAt is when the school's sending rule lets the last recipient
 	// go, if all that waits at the school now goes before it. Absent where
 	// nothing waits, the school is paused, or in lists.
@@ -342,6 +343,13 @@ type SenderStop struct {
 type List[T any] struct {
 	Items []T    `json:"items"`
 	Next  string `json:"next"`
+}
+
+// RecipientList is a page of a notice's recipients.
+type RecipientList struct {
+	List[RecipientStatus]
+	// PurgedAt is the notice's; where it is set the list is empty.
+	PurgedAt *time.Time `json:"purged_at,omitempty"`
 }
 
 // Ready is the body of /readyz.

@@ -406,7 +406,7 @@ func (h *heardAlerts) EndAlert(_ context.Context, key, _ string, _ []byte) (bool
 func TestTheDigestIsAJobOfTheCluster(t *testing.T) {
 	t.Parallel()
 	for _, digest := range []func(context.Context) error{nil, func(context.Context) error { return nil }} {
-		sched, err := jobs(t.Context(), settings.Default(), &counted{}, digest, idleLocker{}, time.Now, discard())
+		sched, err := jobs(t.Context(), settings.Default(), &counted{}, func(context.Context) error { return nil }, digest, idleLocker{}, time.Now, discard())
 		require.NoError(t, err)
 		var names []string
 		for _, j := range sched.Jobs() {

@@ -18,15 +18,20 @@ import (
 
 // Names of the scheduled jobs: part of the keys in Redis.
 const (
-	jobTick   = "tick"
-	jobSweep  = "sweep"
-	jobDigest = "digest"
+	jobTick      = "tick"
+	jobSweep     = "sweep"
+	jobDigest    = "digest"
+	jobRetention = "retention"
 )
 
 const (
 	sweepTimeout  = 4 * time.Minute
 	digestTimeout = 4 * time.Minute
 )
+
+// retentionTimeout ends a run before the next slot of the default schedule, which
+// goes on where it stopped, whichever replica takes that.
+const retentionTimeout = 9 * time.Minute
 
 // slotLook is how often a replica asks whether a slot of a cluster-wide job has
 // come, and so how late a job begins at most.
@@ -56,10 +61,10 @@ type ticker interface {
 }
 
 // jobs builds the schedules of one replica. The dispatch tick runs in every
-// replica; the recovery sweep and the digest, which is nil where nobody is told,
-// once per slot in the whole cluster (R16). When a slot comes is for the locker to
-// say, which has Redis's clock: this one only asks.
-func jobs(ctx context.Context, s settings.Settings, c ticker, digest func(context.Context) error, locker gocron.Locker, now func() time.Time, log *slog.Logger) (gocron.Scheduler, error) {
+// replica; the recovery sweep, purge, and the digest, which is nil where nobody is
+// told, once per slot in the whole cluster (R16). When a slot comes is for the
+// locker to say, which has Redis's clock: this one only asks.
+func jobs(ctx context.Context, s settings.Settings, c ticker, purge, digest func(context.Context) error, locker gocron.Locker, now func() time.Time, log *slog.Logger) (gocron.Scheduler, error) {
 	log = log.With("component", "jobs")
 	clock := newSteadyClock(now)
 	sched, err := gocron.NewScheduler(
@@ -92,6 +97,11 @@ func jobs(ctx context.Context, s settings.Settings, c ticker, digest func(contex
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("schedule the recovery sweep: %w", err), sched.Shutdown())
 	}
+	_, err = sched.NewJob(gocron.DurationJob(slotLook), run(jobRetention, retentionTimeout, purge),
+		gocron.WithName(jobRetention), gocron.WithSingletonMode(gocron.LimitModeReschedule))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("schedule the retention: %w", err), sched.Shutdown())
+	}
 	if digest != nil {
 		_, err = sched.NewJob(gocron.DurationJob(slotLook), run(jobDigest, digestTimeout, digest),
 			gocron.WithName(jobDigest), gocron.WithSingletonMode(gocron.LimitModeReschedule))
@@ -123,15 +133,17 @@ var (
 const slotLate = time.Minute
 
 func newSlotLocker(s settings.Settings, client redis.UniversalClient, slots *redislease.Slots) (*slotLocker, error) {
-	sweep, err := cron.ParseStandard("CRON_TZ=" + s.Timezone + " " + s.Sweep.Cron)
-	if err != nil {
-		return nil, fmt.Errorf("sweep.cron %q: %w", s.Sweep.Cron, err)
+	crons := map[string]cron.Schedule{}
+	for _, c := range []struct{ job, setting, text string }{
+		{jobSweep, "sweep.cron", s.Sweep.Cron}, {jobRetention, "retention.cron", s.Retention.Cron}, {jobDigest, "alerts.digest_cron", s.Alerts.DigestCron},
+	} {
+		schedule, err := cron.ParseStandard("CRON_TZ=" + s.Timezone + " " + c.text)
+		if err != nil {
+			return nil, fmt.Errorf("%s %q: %w", c.setting, c.text, err)
+		}
+		crons[c.job] = schedule
 	}
-	digest, err := cron.ParseStandard("CRON_TZ=" + s.Timezone + " " + s.Alerts.DigestCron)
-	if err != nil {
-		return nil, fmt.Errorf("alerts.digest_cron %q: %w", s.Alerts.DigestCron, err)
-	}
-	return &slotLocker{client: client, slots: slots, crons: map[string]cron.Schedule{jobSweep: sweep, jobDigest: digest}}, nil
+	return &slotLocker{client: client, slots: slots, crons: crons}, nil
 }
 
 // Lock takes the slot that the job is due for by Redis's clock.

@@ -140,7 +140,7 @@ type idleLocker struct{}
 func (idleLocker) Lock(context.Context, string) (gocron.Lock, error) { return nil, errNoSlot }
 
 // counted are schedules that count.
-type counted struct{ ticks, sweeps atomic.Int64 }
+type counted struct{ ticks, sweeps, purges, digests atomic.Int64 }
 
 func (c *counted) Tick(context.Context) error  { c.ticks.Add(1); return nil }
 func (c *counted) Sweep(context.Context) error { c.sweeps.Add(1); return nil }
@@ -154,7 +154,7 @@ func TestInterleaving20NoStepOfTheClockStopsTheTick(t *testing.T) {
 	s := settings.Default()
 	s.Dispatch.FirstTick, s.Dispatch.Tick = 10*time.Millisecond, 10*time.Millisecond
 	c := new(counted)
-	sched, err := jobs(t.Context(), s, c, nil, idleLocker{}, now, slog.New(slog.DiscardHandler))
+	sched, err := jobs(t.Context(), s, c, func(context.Context) error { c.purges.Add(1); return nil }, nil, idleLocker{}, now, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	sched.Start()
 	for _, step := range []time.Duration{0, -time.Hour, time.Hour, 0} {
@@ -164,6 +164,39 @@ func TestInterleaving20NoStepOfTheClockStopsTheTick(t *testing.T) {
 	}
 	require.NoError(t, sched.Shutdown())
 	require.Zero(t, c.sweeps.Load(), "and nothing runs without a slot")
+	require.Zero(t, c.purges.Load())
+}
+
+// openLocker has a slot for everybody.
+type openLocker struct{}
+
+func (openLocker) Lock(context.Context, string) (gocron.Lock, error) { return keptSlot{}, nil }
+
+// TestEachJobRunsWhatItIsNamedFor: the cluster-wide ones with a slot, and each has
+// a schedule to take slots of.
+func TestEachJobRunsWhatItIsNamedFor(t *testing.T) {
+	t.Parallel()
+	c := new(counted)
+	s := settings.Default()
+	s.Dispatch.FirstTick, s.Dispatch.Tick = time.Hour, time.Hour
+	sched, err := jobs(t.Context(), s, c, func(context.Context) error { c.purges.Add(1); return nil },
+		func(context.Context) error { c.digests.Add(1); return nil }, openLocker{}, time.Now, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	sched.Start()
+	names := map[string]*atomic.Int64{jobTick: &c.ticks, jobSweep: &c.sweeps, jobRetention: &c.purges, jobDigest: &c.digests}
+	require.Len(t, sched.Jobs(), len(names))
+	for _, j := range sched.Jobs() {
+		require.NoError(t, j.RunNow())
+		eventually(t, j.Name()+" runs", func() bool { return names[j.Name()].Load() > 0 })
+	}
+	require.NoError(t, sched.Shutdown())
+	all, _ := lockers(t, func(s *settings.Settings) {
+		s.Retention.Cron, s.Sweep.Cron, s.Alerts.DigestCron = "0 0 29 2 *", "0 0 29 2 *", "0 0 29 2 *"
+	})
+	for _, job := range []string{jobSweep, jobRetention, jobDigest} {
+		_, err := all[0].Lock(t.Context(), job)
+		require.ErrorIs(t, err, errNoSlot, job)
+	}
 }
 
 // TestThreeSchedulersRunAJobOnce lets gocron itself do it: three schedulers whose

@@ -83,6 +83,10 @@ func (o cuttableOutbox) Sweep(ctx context.Context) (int, error) {
 	return through(ctx, o.line, o.next.Sweep)
 }
 
+func (o cuttableOutbox) Purge(ctx context.Context, after time.Duration) (school.Purged, error) {
+	return through(ctx, o.line, func(ctx context.Context) (school.Purged, error) { return o.next.Purge(ctx, after) })
+}
+
 func (o cuttableOutbox) Accept(ctx context.Context, n *school.Notice, total int, recipients iter.Seq2[school.NewRecipient, error]) (school.Receipt, error) {
 	return through(ctx, o.line, func(ctx context.Context) (school.Receipt, error) { return o.next.Accept(ctx, n, total, recipients) })
 }

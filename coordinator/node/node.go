@@ -208,8 +208,12 @@ func New(ctx context.Context, s settings.Settings, d Deps) (_ *Node, err error) 
 	if err != nil {
 		return nil, err
 	}
+	purge := func(ctx context.Context) error {
+		_, err := n.outbox.Purge(ctx, s.Retention.Recipients)
+		return err
+	}
 	n.jobs = func(ctx context.Context) (gocron.Scheduler, error) {
-		return jobs(ctx, s, n.coord, n.digest, locker, now, n.log)
+		return jobs(ctx, s, n.coord, purge, n.digest, locker, now, n.log)
 	}
 	n.gauges = newGauges(reg, n.outbox, budget, n.log)
 

@@ -11,6 +11,7 @@ import (
 	"schoolbell/coordinator"
 	"schoolbell/coordinator/fallback"
 	"schoolbell/coordinator/web"
+	"schoolbell/school"
 	"schoolbell/school/store"
 	"schoolbell/watchdog/redislease"
 )
@@ -25,6 +26,8 @@ type outbox interface {
 	stock
 	fallback.Store
 	alertStore
+	// Purge removes what ended at least after ago, until nothing is left or ctx ends.
+	Purge(ctx context.Context, after time.Duration) (school.Purged, error)
 	// Listen hears of schools that were given work inside an application's own
 	// transaction until ctx ends.
 	Listen(ctx context.Context, onReady func(), onSchool func(schoolID string)) error

@@ -119,8 +119,12 @@ func (s *Server) listNotices(ctx context.Context, f school.NoticeFilter) (answer
 func (s *Server) listRecipients(ctx context.Context, in recipientsOf) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.AcceptTimeout)
 	defer cancel()
-	if _, err := s.readableNotice(ctx, in.notice); err != nil {
+	p, err := s.readableNotice(ctx, in.notice)
+	if err != nil {
 		return answer{}, err
+	}
+	if !p.PurgedAt.IsZero() { // those that are left are about to go: half a list would look like a whole one
+		return answer{body: api.RecipientList{List: api.List[api.RecipientStatus]{Items: []api.RecipientStatus{}}, PurgedAt: moment(p.PurgedAt)}}, nil
 	}
 	rows, err := s.deps.Notices.Recipients(ctx, in.notice, in.filter)
 	if err != nil {
@@ -149,7 +153,7 @@ func noticeOf(p *school.Progress) api.Notice {
 		Title: n.Content.Title, Image: n.Content.Image, Link: n.Content.Link, Topic: n.Topic,
 		Priority: string(n.Priority), Delivery: string(n.Delivery),
 		CreatedAt: p.CreatedAt.UTC(), ScheduledAt: moment(n.ScheduledAt), ExpiresAt: moment(n.ExpiresAt),
-		Closing: string(p.Closing), FirstSendAt: moment(p.FirstSendAt), LastSendAt: moment(p.LastSendAt), EndedAt: moment(p.EndedAt),
+		Closing: string(p.Closing), FirstSendAt: moment(p.FirstSendAt), LastSendAt: moment(p.LastSendAt), EndedAt: moment(p.EndedAt), PurgedAt: moment(p.PurgedAt),
 	}
 }
 

@@ -79,7 +79,7 @@ func TestEnqueueStoresWhatAcceptStores(t *testing.T) {
 	n := &school.Notice{
 		School: "accepted", Priority: school.Low, Delivery: school.AtMostOnce, ScheduledAt: when, ExpiresAt: when.Add(time.Hour),
 		Content:        school.Content{Title: "가정통신문", Body: "Body", Data: map[string]string{"k": "v"}, Image: "https://x.example/i.png", Link: "https://x.example/"},
-		IdempotencyKey: "key",
+		IdempotencyKey: "key", Fallback: "학교 소식",
 	}
 	a, err := db.Accept(t.Context(), n, len(list), func(yield func(school.NewRecipient, error) bool) {
 		for _, r := range list {
@@ -91,7 +91,7 @@ func TestEnqueueStoresWhatAcceptStores(t *testing.T) {
 	require.NoError(t, err)
 	id, err := enqueue(t.Context(), conn, enqueuing{School: "enqueued", Title: "가정통신문", Body: "Body", Data: map[string]any{"k": "v"}, Options: map[string]any{
 		"scheduled_at": when.Format(time.RFC3339Nano), "expires_at": when.Add(time.Hour).Format(time.RFC3339Nano), "delivery": "at_most_once",
-		"priority": "low", "image": "https://x.example/i.png", "link": "https://x.example/", "idempotency_key": "key", "topic": nil,
+		"priority": "low", "image": "https://x.example/i.png", "link": "https://x.example/", "idempotency_key": "key", "topic": nil, "fallback": map[string]any{"sms": "학교 소식"},
 		"recipients": []any{
 			map[string]any{"token": "one", "ref": "member-17", "enabled": false, "badge": 7, "data": map[string]any{"k": "own"}},
 			map[string]any{"token": "two", "ref": nil}, map[string]any{"token": "one", "data": map[string]any{}},
@@ -160,6 +160,20 @@ func TestEnqueueRefusesWhatTheAPIRefuses(t *testing.T) {
 		notice("body's size", func(n *school.Notice) { n.Content.Body = text(size) })
 		notice("data's size", func(n *school.Notice) { n.Content.Body, n.Content.Data = "", map[string]string{"key": text(size - 3)} })
 	}
+	for _, sms := range []string{strings.Repeat("가", 2000), strings.Repeat("가", 2001)} {
+		notice("sms", func(n *school.Notice) { n.Fallback = sms })
+	}
+	for _, size := range []int{4096 - added - 5 - 9 - 100, 4096 - added - 5 - 9 - 100 - 4, 4096 - added - 5 - 9 - 100 - 3} {
+		link := "https://x.example/" + text(82)
+		notice("with an image", func(n *school.Notice) { n.Content.Body, n.Content.Image = text(size+9), link })
+		notice("with a link", func(n *school.Notice) { n.Content.Body, n.Content.Link = text(size+9), link })
+		notice("with a link of its own", func(n *school.Notice) {
+			n.Content.Body, n.Content.Link, n.Content.Data = text(size), link, map[string]string{"link": text(105)}
+		})
+	}
+	notice("a large link", func(n *school.Notice) {
+		n.Content.Body, n.Content.Link, n.Content.Image = text(1500), "https://x.example/"+text(2000), "https://x.example/"+text(2000)
+	})
 	notice("size in bytes", func(n *school.Notice) { n.Content.Body = strings.Repeat("가", 1300) })
 	notice("all the same", func(n *school.Notice) {
 		n.Content = school.Content{Title: text(2000), Body: text(2000), Data: map[string]string{"k": text(1999)}}
@@ -193,6 +207,7 @@ func TestEnqueueRefusesWhatTheAPIRefuses(t *testing.T) {
 		recipient(fmt.Sprint("badge ", badge), school.NewRecipient{Token: "t", Badge: &badge})
 	}
 	for _, data := range []map[string]string{{}, {"from": "v"}, {"": "v"}, {"own": "v"},
+		{"link": text(4096 - added - 9 - 5 - 4)}, {"link": text(4096 - added - 9 - 6 - 3)},
 		{"k": text(4096 - added - 9 - 1)}, {"k": text(4096 - added - 9)}, {"l": text(4096 - added - 9 - 1 - 6)}, {"l": text(4096 - added - 9 - 6)}} {
 		recipient(fmt.Sprint("data ", data), school.NewRecipient{Token: "t", Data: data})
 	}
@@ -216,6 +231,9 @@ func TestEnqueueRefusesWhatTheAPIRefuses(t *testing.T) {
 			if !moment.IsZero() {
 				e.Options[name] = moment
 			}
+		}
+		if c.n.Fallback != "" {
+			e.Options["fallback"] = map[string]any{"sms": c.n.Fallback}
 		}
 		if c.n.IdempotencyKey != "" {
 			e.Options["idempotency_key"] = c.n.IdempotencyKey
@@ -271,7 +289,7 @@ func TestEnqueueRefusesInWords(t *testing.T) {
 		{`'A', 'T', 'B', '{"a":null}', '{t}'`, "data.a", "must be a string"},
 		{`'A', 'T', 'B', '[]', '{t}'`, "data", "must be an object of strings"},
 		{`'A', 'T', 'B', NULL, '{t}', '[]'`, "options", "must be an object"},
-		{`'A', 'T', 'B', NULL, '{t}', '{"prio":"low"}'`, "options.prio", "is not an option; there are scheduled_at, expires_at, priority, delivery, image, link, idempotency_key, topic, recipients, notify"},
+		{`'A', 'T', 'B', NULL, '{t}', '{"prio":"low"}'`, "options.prio", "is not an option; there are scheduled_at, expires_at, priority, delivery, image, link, idempotency_key, topic, recipients, fallback, notify"},
 		{`'A', 'T', 'B', NULL, '{t}', '{"priority":3}'`, "priority", "must be a string"},
 		{`'A', 'T', 'B', NULL, '{t}', '{"notify":"no"}'`, "notify", "must be true or false"},
 		{`'A', 'T', 'B', NULL, '{t}', '{"idempotency_key":""}'`, "idempotency_key", "must be 1 to 255 printable characters"},
@@ -280,7 +298,10 @@ func TestEnqueueRefusesInWords(t *testing.T) {
 		{`'A', 'T', 'B', NULL, '{t}', '{"scheduled_at":"tomorrow"}'`, "scheduled_at", "must be a time with its zone as in RFC 3339, e.g. 2030-01-02T08:00:00+09:00"},
 		{`'A', 'T', 'B', NULL, '{t}', '{"scheduled_at":"2030-02-30T08:00:00+09:00"}'`, "scheduled_at", "must be a time with its zone as in RFC 3339, e.g. 2030-01-02T08:00:00+09:00"},
 		{`'A', 'T', 'B', NULL, '{t}', '{"scheduled_at":"2030-01-02T08:00:00"}'`, "scheduled_at", "must be a time with its zone as in RFC 3339, e.g. 2030-01-02T08:00:00+09:00"},
-		{`'A', 'T', 'B', NULL, '{t}', '{"fallback":{"sms":"x"}}'`, "fallback", "is not available in this version"},
+		{`'A', 'T', 'B', NULL, '{t}', '{"fallback":"x"}'`, "fallback", "must be an object"},
+		{`'A', 'T', 'B', NULL, '{t}', '{"fallback":{"mail":"x"}}'`, "fallback.mail", "is not a field of a fallback; it has sms"},
+		{`'A', 'T', 'B', NULL, '{t}', '{"fallback":{"sms":" "}}'`, "fallback.sms", "is required; leave fallback out for none"},
+		{`'A', 'T', 'B', NULL, '{t}', '{"fallback":{"sms":7}}'`, "fallback.sms", "must be a string"},
 		{`'A', 'T', 'B', NULL, '{t}', '{"topic":"board-3"}'`, "topic", "cannot go with recipients; give one of the two"},
 		{`'A', 'T', 'B', NULL, NULL, '{"topic":"board-3","recipients":[]}'`, "topic", "cannot go with recipients; give one of the two"},
 		{`'A', 'T', 'B', NULL, NULL, '{"topic":""}'`, "topic", "must be 1 to 255 of the characters A-Z a-z 0-9 . _ ~ % -"},
@@ -525,7 +546,7 @@ func TestEnqueueIsIdempotent(t *testing.T) {
 		changed := e
 		change(&changed)
 		_, err := enqueue(t.Context(), other, changed)
-		require.Equal(t, "SB010", pgError(t, err, about).Code, about)
+		require.Equal(t, "SB011", pgError(t, err, about).Code, about)
 	}
 	elsewhere := e
 	elsewhere.School = "B"

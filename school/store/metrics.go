@@ -18,6 +18,7 @@ type metrics struct {
 	brakesEngaged  prometheus.Counter
 	retired        prometheus.Counter
 	flagged        prometheus.Counter
+	removed        *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer, pools map[string]func() poolStats) (*metrics, error) {
@@ -27,6 +28,10 @@ func newMetrics(reg prometheus.Registerer, pools map[string]func() poolStats) (*
 			Name: "schoolbell_counts_repaired_total",
 			Help: "Notices whose counters did not agree with their recipients and were put right by the sweep. Must stay 0.",
 		}),
+		removed: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "schoolbell_retention_removed_total",
+			Help: "Rows that were removed because what they are about ended longer ago than they are kept, by table.",
+		}, []string{"table"}),
 	}
 	m.brakesEngaged = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "schoolbell_brakes_engaged_total",
@@ -40,7 +45,8 @@ func newMetrics(reg prometheus.Registerer, pools map[string]func() poolStats) (*
 		Name: "schoolbell_devices_flagged_total",
 		Help: "Registered devices flagged instead of retired, while a brake was on.",
 	})
-	m.collectors = []prometheus.Collector{m.countsRepaired, m.brakesEngaged, m.retired, m.flagged, &poolCollector{
+	m.purged(school.Purged{}) // so that all tables are there from the start
+	m.collectors = []prometheus.Collector{m.countsRepaired, m.removed, m.brakesEngaged, m.retired, m.flagged, &poolCollector{
 		pools: pools,
 		acquired: prometheus.NewDesc("schoolbell_db_pool_acquired_conns",
 			"Connections in use.", []string{"pool"}, nil),
@@ -83,6 +89,15 @@ func (m *metrics) count(log *slog.Logger, r *school.BatchRecord, o *outcomes, g 
 	}
 	log.Warn("an unusual share of a batch is unregistered: devices are flagged and none is retired until the brake is confirmed or cleared",
 		"event", "brake_engaged", "school", r.School, "batch_id", r.Batch, "unregistered", unregistered, "batch", len(r.Results))
+}
+
+// purged counts what was removed.
+func (m *metrics) purged(p school.Purged) {
+	for table, n := range map[string]int{
+		"push_cluster_tokens": p.Recipients, "push_batches": p.Batches, "push_batch_ranges": p.Ranges, "push_fallbacks": p.Fallbacks,
+	} {
+		m.removed.WithLabelValues(table).Add(float64(n))
+	}
 }
 
 func (m *metrics) unregister() {

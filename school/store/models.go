@@ -44,6 +44,7 @@ type noticeModel struct {
 	FirstSendAt instant
 	LastSendAt  instant
 	EndedAt     instant
+	PurgedAt    instant
 	CreatedAt   instant
 	TraceParent string `gorm:"column:traceparent"`
 	Title       string
@@ -95,7 +96,7 @@ func (m *noticeModel) progress() (school.Progress, error) {
 				Duplicate: m.SkippedDuplicateCount, NotAllowed: m.SkippedNotAllowedCount,
 			},
 		},
-		CreatedAt: m.CreatedAt.Time, FirstSendAt: m.FirstSendAt.Time, LastSendAt: m.LastSendAt.Time, EndedAt: m.EndedAt.Time,
+		CreatedAt: m.CreatedAt.Time, FirstSendAt: m.FirstSendAt.Time, LastSendAt: m.LastSendAt.Time, EndedAt: m.EndedAt.Time, PurgedAt: m.PurgedAt.Time,
 	}, nil
 }
 

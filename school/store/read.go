@@ -35,7 +35,7 @@ func (r readModels) Notice(ctx context.Context, id int64) (school.Progress, erro
 	var fallbacks *school.FallbackCounts
 	err := r.run(ctx, op, func(q *gorm.DB) error {
 		err := q.Where("id = ?", id).Take(&m).Error
-		if err == nil && m.FallbackSMS != nil {
+		if err == nil && m.FallbackSMS != nil && m.PurgedAt.IsZero() { // they go with the recipients
 			fallbacks, err = countFallbacks(q, id)
 		}
 		return err

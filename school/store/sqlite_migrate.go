@@ -13,7 +13,7 @@ import (
 
 // SQLiteSchemaVersion is the step of the embedded schema that this program was
 // written for. Its steps are counted apart from PostgreSQL's.
-const SQLiteSchemaVersion = 7
+const SQLiteSchemaVersion = 8
 
 //go:embed migrations/sqlite/*.sql
 var sqliteMigrations embed.FS

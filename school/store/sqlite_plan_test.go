@@ -38,9 +38,10 @@ func (s *statements) of(db *store.SQLite, work func()) {
 // hold only what is open.
 var byKey = map[string]*regexp.Regexp{
 	"push_cluster_tokens": regexp.MustCompile(`^SEARCH .*(PRIMARY KEY \(cluster_id=\? AND seq|INDEX push_cluster_tokens_retry)`),
-	"push_clusters": regexp.MustCompile(`^SEARCH .*(INTEGER PRIMARY KEY \(rowid=\?\)|INDEX push_clusters_(idempotency|expiring) \()|` +
+	"push_clusters": regexp.MustCompile(`^SEARCH .*(INTEGER PRIMARY KEY \(rowid=\?\)|INDEX push_clusters_(idempotency|expiring|retained) \()|` +
 		`^S.* INDEX push_clusters_(open|closing)`),
-	"push_batches":      regexp.MustCompile(`^SEARCH .*PRIMARY KEY \(id=\?\)|^S.* INDEX push_batches_unsettled`),
+	"push_batches":      regexp.MustCompile(`^SEARCH .*PRIMARY KEY \(id[=>]\?\)|^S.* INDEX push_batches_unsettled`),
+	"push_fallbacks":    regexp.MustCompile(`^SEARCH .*PRIMARY KEY \(cluster_id=\? AND seq`),
 	"push_batch_ranges": regexp.MustCompile(`^SEARCH .*PRIMARY KEY \(batch_id=\?`),
 	"school_terms":      regexp.MustCompile(`^SEARCH .*PRIMARY KEY \(school_id=\?\)`),
 	"schools":           regexp.MustCompile(`^SEARCH .*PRIMARY KEY \(id=\?\)`),
@@ -157,6 +158,11 @@ func TestSQLitePlansStayByKey(t *testing.T) {
 		require.NoError(t, db.Cancel(ctx, id))
 		_, err = db.Expire(ctx, 10)
 		require.NoError(t, err)
+		execOn(t, look, `UPDATE push_batches SET settled_at = 1 WHERE id = 'sent'`)
+		execOn(t, look, `UPDATE push_clusters SET ended_at = 1 WHERE school_id = 'other-1'`)
+		p, err := db.Purge(ctx, time.Hour)
+		require.NoError(t, err)
+		require.Equal(t, school.Purged{Notices: 1, Recipients: 20, Batches: 1, Ranges: 1}, school.Purged{Notices: p.Notices, Recipients: p.Recipients, Batches: p.Batches, Ranges: min(p.Ranges, 1)})
 	})
 	require.Greater(t, len(seen.list), 40)
 	for _, analyzed := range []bool{false, true} {

@@ -126,7 +126,7 @@ func exec(tb testing.TB, conn *pgx.Conn, sql string, args ...any) {
 var timeColumns = []string{
 	"push_cluster_tokens.retry_after", "push_cluster_tokens.processed_at",
 	"push_clusters.due_at", "push_clusters.scheduled_at", "push_clusters.expires_at", "push_clusters.created_at",
-	"push_clusters.first_send_at", "push_clusters.last_send_at", "push_clusters.ended_at",
+	"push_clusters.first_send_at", "push_clusters.last_send_at", "push_clusters.ended_at", "push_clusters.purged_at", "push_clusters.emptied_at",
 	"push_batches.claimed_at", "push_batches.send_deadline", "push_batches.settled_at",
 	"push_fallbacks.retry_after", "push_fallbacks.created_at",
 	"school_terms.next_eligible_at", "devices.registered_at", "devices.retired_at", "device_flags.claimed_at",

@@ -93,7 +93,7 @@ func TestEveryNameIsReadFromEachLayer(t *testing.T) {
 			"alerts.page_url": "https://h/page", "alerts.digest_cron": "2 2 * * *",
 			"http.listen": "127.0.0.1:9", "timezone": "UTC", "sweep.cron": "1 1 * * *", "default_sender": "log",
 			"quota.headroom": "7", "lock.etc": "41s", "lock.etc_max": "59s", "stop_timeout": "46s",
-			"dispatch.batch": "201", "dispatch.page": "1001", "retention.recipients": "3h",
+			"dispatch.batch": "201", "dispatch.page": "1001", "retention.recipients": "3h", "retention.cron": "2 2 * * *",
 		}
 		if v, ok := special[f.path]; ok {
 			return v

@@ -130,9 +130,13 @@ type Brake struct {
 	Count   int `yaml:"count" range:"0..1000" usage:"and more than so many"`
 }
 
-// Retention is how long recipients of ended notices stay (R29).
+// Retention is how long recipients of ended notices stay, and when those that
+// stayed long enough are removed (R29).
 type Retention struct {
 	Recipients time.Duration `yaml:"recipients" range:"1h..87600h" usage:"how long recipients of ended notices stay"`
+	// Cron is when removing begins; one run works for nine minutes at most, and
+	// the next goes on where it stopped.
+	Cron string `yaml:"cron" usage:"schedule of removing them, five fields"`
 }
 
 // Alerts go to a webhook (R42).
@@ -177,7 +181,7 @@ func Default() Settings {
 		Sweep:         Sweep{Cron: "*/5 9-21 * * MON-FRI"},
 		Retry:         Retry{Max: 3, Base: time.Minute},
 		Brake:         Brake{Percent: 30, Count: 20},
-		Retention:     Retention{Recipients: 2160 * time.Hour},
+		Retention:     Retention{Recipients: 2160 * time.Hour, Cron: "*/10 1-5 * * *"},
 		Log:           Log{Format: "auto", Level: "info"},
 		StopDelay:     5 * time.Second,
 		StopTimeout:   45 * time.Second,

@@ -170,6 +170,7 @@ func (c *check) forms() {
 		c.add("timezone", "%q is not a time zone; write an IANA name such as Asia/Seoul", s.Timezone)
 	}
 	c.cron("sweep.cron", s.Sweep.Cron, Default().Sweep.Cron)
+	c.cron("retention.cron", s.Retention.Cron, Default().Retention.Cron)
 	c.cron("alerts.digest_cron", s.Alerts.DigestCron, Default().Alerts.DigestCron)
 }
 

@@ -39,6 +39,7 @@ type Store interface {
 	Confirm(ctx context.Context, t school.Term, confirmed []school.Recorded) error
 	Expire(ctx context.Context, limit int) (int, error)
 	Sweep(ctx context.Context) (stranded int, err error)
+	Purge(ctx context.Context, after time.Duration) (school.Purged, error)
 
 	Notice(ctx context.Context, id int64) (school.Progress, error)
 	Notices(ctx context.Context, f school.NoticeFilter) ([]school.Progress, error)
@@ -95,7 +96,7 @@ type Instance struct {
 
 // Run runs the suite on instances that open makes, one for each test.
 func Run(t *testing.T, open func(t *testing.T) *Instance) {
-	for _, group := range [][]test{acceptTests, topicTests, deviceTests, brakeTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, requeueTests, schoolTests, fallbackTests, alertTests, historyTests} {
+	for _, group := range [][]test{acceptTests, topicTests, deviceTests, brakeTests, pageTests, claimTests, recordTests, takeoverTests, confirmTests, closingTests, retentionTests, requeueTests, schoolTests, fallbackTests, alertTests, historyTests} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
@@ -311,7 +312,7 @@ func (w *world) faults() (faults []string) {
 	w.t.Helper()
 	const counted = `SELECT c.id, c.total_count, c.waiting_count, c.in_progress_count, c.retry_pending_count, c.success_count, c.fail_count,
 		c.retry_success_count, c.retry_fail_count, c.permanent_fail_count, c.skipped_disabled_count, c.skipped_cancelled_count,
-		c.skipped_expired_count, c.skipped_duplicate_count, c.skipped_not_allowed_count FROM push_clusters c ORDER BY c.id`
+		c.skipped_expired_count, c.skipped_duplicate_count, c.skipped_not_allowed_count FROM push_clusters c WHERE c.purged_at IS NULL ORDER BY c.id`
 	// Counted from the notices, since one to a topic without devices has no recipient.
 	const recipients = `SELECT c.id, count(s.seq),
 		sum(CASE WHEN s.job_status = 'PENDING' THEN 1 ELSE 0 END), sum(CASE WHEN s.job_status = 'IN_PROGRESS' THEN 1 ELSE 0 END),
@@ -322,7 +323,7 @@ func (w *world) faults() (faults []string) {
 		sum(CASE WHEN s.job_status = 'SKIPPED' AND s.reason = 'DISABLED' THEN 1 ELSE 0 END), sum(CASE WHEN s.job_status = 'SKIPPED' AND s.reason = 'CANCELLED' THEN 1 ELSE 0 END),
 		sum(CASE WHEN s.job_status = 'SKIPPED' AND s.reason = 'EXPIRED' THEN 1 ELSE 0 END), sum(CASE WHEN s.job_status = 'SKIPPED' AND s.reason = 'DUPLICATE' THEN 1 ELSE 0 END),
 		sum(CASE WHEN s.job_status = 'SKIPPED' AND s.reason = 'NOT_ALLOWED' THEN 1 ELSE 0 END)
-		FROM push_clusters c LEFT JOIN push_cluster_token_states s ON s.cluster_id = c.id GROUP BY c.id ORDER BY c.id`
+		FROM push_clusters c LEFT JOIN push_cluster_token_states s ON s.cluster_id = c.id WHERE c.purged_at IS NULL GROUP BY c.id ORDER BY c.id`
 	a, b := w.Query(w.t, counted), w.Query(w.t, recipients)
 	if len(a) != len(b) {
 		return []string{fmt.Sprintf("%d notices, %d with recipients", len(a), len(b))}
