@@ -19,7 +19,7 @@ import (
 // SchemaVersion is the step of the schema that this program was written for.
 // It works with exactly one step more, so that a schema can be migrated while
 // the replicas of the release before still run.
-const SchemaVersion = 17
+const SchemaVersion = 18
 
 var (
 	ErrSchemaOld = errors.New("schema is older than this program: run `schoolbell migrate up`")

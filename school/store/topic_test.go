@@ -119,3 +119,92 @@ func TestSQLiteTopicOfManyDevices(t *testing.T) {
 	}
 	require.Equal(t, 2, found)
 }
+
+// TestRegistryIsReachedByKey registers, records, flags and closes in a school of
+// many devices, with plans made on empty tables and without statistics: each step
+// reads the devices that it is about.
+func TestRegistryIsReachedByKey(t *testing.T) {
+	t.Parallel()
+	url := migrated(t)
+	admin := connect(t, url)
+	for _, table := range []string{"devices", "device_topics", "device_flags", "device_brakes", "push_cluster_tokens", "push_clusters", "schools"} {
+		exec(t, admin, `ALTER TABLE `+table+` SET (autovacuum_enabled = false)`)
+	}
+	options := strings.ReplaceAll("-c session_preload_libraries=auto_explain -c auto_explain.log_min_duration=0 -c auto_explain.log_nested_statements=on"+
+		" -c auto_explain.log_analyze=on -c auto_explain.log_timing=off -c auto_explain.log_format=json -c auto_explain.log_level=notice", " ", "%20")
+	url += "&options=" + strings.ReplaceAll(options, "=", "%3D")
+	var seen plans
+	openSeen := func() *store.DB {
+		db, err := store.Open(t.Context(), store.Config{URL: url, MaxConns: 3}.OnNotice(seen.notice))
+		require.NoError(t, err)
+		t.Cleanup(db.Close)
+		return db
+	}
+	const part = 100
+	round := func(db *store.DB, about string, rows float64) {
+		t.Helper()
+		ctx := t.Context()
+		seen.take(t)
+		var list []school.NewDevice
+		for r := range devices(part) {
+			list = append(list, school.NewDevice{Token: r.Token, Topics: []string{"a", "b"}})
+		}
+		for range 2 {
+			_, err := db.PutDevices(ctx, "big", list)
+			require.NoError(t, err)
+		}
+		requireDevicesByKey(t, seen.take(t), rows, about+", put")
+		for _, brake := range []bool{true, false} {
+			accept(t, db, "big", part)
+			term, err := db.OpenTerm(ctx, "big", "acq", "x")
+			require.NoError(t, err)
+			page, err := db.Page(ctx, term, part)
+			require.NoError(t, err)
+			c := claimOf(fmt.Sprint("gone-", term.Fence), page.Work)
+			require.NoError(t, db.Claim(ctx, term, c))
+			r := recordOf(t, term, c, func(int) school.Outcome { return school.Gone })
+			r.Brake = brake
+			seen.take(t)
+			require.NoError(t, db.Record(ctx, r))
+			requireDevicesByKey(t, seen.take(t), rows, fmt.Sprintf("%s, record, brake %t", about, brake))
+			if brake {
+				open, err := db.Brakes(ctx, school.BrakeFilter{Open: true, Limit: 1})
+				require.NoError(t, err)
+				require.Equal(t, part, open[0].Flagged)
+				seen.take(t)
+				_, err = db.CloseBrake(ctx, open[0].ID, school.BrakeCleared, "x")
+				require.NoError(t, err)
+				requireDevicesByKey(t, seen.take(t), rows, about+", close")
+			}
+		}
+		require.NoError(t, db.DeleteDevice(ctx, "big", list[0].Token))
+		requireDevicesByKey(t, seen.take(t), rows, about+", delete")
+	}
+	old := openSeen()
+	round(old, "empty tables", 1e9)
+	exec(t, admin, `INSERT INTO devices (school_id, token_sha, token) SELECT s, sha256(convert_to(i::text, 'UTF8')), i::text
+		FROM generate_series(1, 20000) i, unnest(ARRAY['big', 'other']) s`)
+	exec(t, admin, `INSERT INTO device_topics (school_id, topic, token_sha) SELECT school_id, 'all', token_sha FROM devices ON CONFLICT DO NOTHING`)
+	exec(t, admin, `INSERT INTO schools (id) SELECT 's' || i FROM generate_series(1, 2000) i`)
+	exec(t, admin, `INSERT INTO device_brakes (school_id, sender, batch_id, owner, unregistered, size, engaged_at, closed_at, closed_as)
+		SELECT 's' || i, 'log', 'b' || i, '', 1, 1, now(), now(), 'cleared' FROM generate_series(1, 2000) i`)
+	round(old, "plans made on empty tables", 12*part)
+	round(openSeen(), "fresh plans without statistics", 12*part)
+	exec(t, admin, `ANALYZE`)
+	round(openSeen(), "fresh plans with statistics", 12*part)
+}
+
+// requireDevicesByKey is requireByKey for the tables of the registry alone: what a
+// record reads of recipients is judged elsewhere.
+func requireDevicesByKey(t *testing.T, list []explained, rows float64, about string) {
+	t.Helper()
+	require.NotEmpty(t, list, about)
+	for _, e := range list {
+		e.Plan.walk(func(n *planNode) {
+			read := (n.Rows + n.Removed + n.Rechecks) * max(n.Loops, 1)
+			if strings.HasPrefix(n.Relation, "device") && n.Type != "ModifyTable" && read > rows {
+				t.Errorf("%s: %s of %s (%s) read %.0f rows in\n%s", about, n.Type, n.Relation, n.Index, read, e.Query)
+			}
+		})
+	}
+}
