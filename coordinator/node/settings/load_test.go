@@ -474,6 +474,23 @@ func TestDatabaseOnASocket(t *testing.T) {
 	require.NotContains(t, out.String(), "pa55")
 }
 
+// TestAWebhookShowsItsHostAlone: whoever has the whole address may post.
+func TestAWebhookShowsItsHostAlone(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]string{
+		"https://discord.com/api/webhooks/1/pa55?wait=pa55#pa55": "webhook_url: https://discord.com/(hidden)",
+		"https://u:pa55@h:8443/pa55":                             "webhook_url: https://h:8443/(hidden)",
+		"":                                                       "webhook_url: \"\"",
+	} {
+		s := Default()
+		s.Alerts.WebhookURL = Secret(url)
+		var out strings.Builder
+		require.NoError(t, s.Print(&out))
+		require.Contains(t, out.String(), want)
+		require.NotContains(t, out.String(), "pa55")
+	}
+}
+
 func TestPrintedAsJSON(t *testing.T) {
 	t.Parallel()
 	s := load(t, world("senders: {'a.b': {kind: relay, url: 'https://h/push?key=pa55', token: pa55}}\nquota: {limit: 50}\n", "SCHOOLBELL_DISPATCH_PACE=90s"))
