@@ -450,7 +450,7 @@ func (t *turn) outcomes(c school.Claim, results []sender.Result) (school.BatchRe
 		}
 		t.c.metrics.countResult(t.lane.name, outcome, change)
 		r.Results = append(r.Results, school.Recorded{
-			Notice: w.Notice.ID, Seq: w.Seq, Change: change, Fallback: w.Notice.Fallback != "" && change.Definite(),
+			Notice: w.Notice.ID, Seq: w.Seq, Change: change, Fallback: w.Notice.Fallback != "" && change.Definite() && !t.lane.dry,
 		})
 	}
 	r.Brake = t.c.cfg.Brake.Acts(gone, len(r.Results))

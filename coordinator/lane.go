@@ -31,6 +31,7 @@ type lane struct {
 	room   *sender.Room            // nil: no bound of its own
 	local  bool                    // Rates has nothing to say
 	only   func(token string) bool // nil: every device
+	dry    bool                    // nothing is delivered
 
 	mu       sync.Mutex
 	silent   int              // batches in a row without an answer
@@ -70,6 +71,10 @@ type Lane struct {
 	// Only says which devices the sender is limited to; nil: it is not. All
 	// others are skipped when the page is read, so they cost no attempt (R44).
 	Only func(token string) bool
+
+	// Dry: the receiver checks messages and delivers none. No fallback follows a
+	// failure then, since nobody was to be reached (R44).
+	Dry bool
 }
 
 func newLane(l Lane) (*lane, error) {
@@ -77,7 +82,7 @@ func newLane(l Lane) (*lane, error) {
 		return nil, fmt.Errorf("lane %q: needs a name and a sender", l.Name)
 	}
 	return &lane{
-		name: l.Name, sender: l.Sender, room: l.Room, local: l.Local, only: l.Only,
+		name: l.Name, sender: l.Sender, room: l.Room, local: l.Local, only: l.Only, dry: l.Dry,
 		behind: map[string]bool{}, tickets: map[string]func(){}, awaiting: map[string]bool{},
 	}, nil
 }

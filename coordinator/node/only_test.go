@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"sort"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"schoolbell/coordinator/api"
@@ -71,7 +73,8 @@ func TestAListOfDevices(t *testing.T) {
 func TestTrials(t *testing.T) {
 	t.Parallel()
 	srv := startServers(t)
-	s := srv.settings("one")
+	h := newWebhook(t, nil)
+	s := srv.withFallback("one", h)
 	relay := s.Senders[settings.KindRelay]
 	relay.OnlyTokensFile = writeOnly(t, "# mine\ndevice-A-3\ndevice-A-250 # the tablet\nnowhere\n")
 	fcm := settings.NewSender(settings.KindFCM)
@@ -90,7 +93,8 @@ func TestTrials(t *testing.T) {
 	counts := map[string]api.Notice{}
 	for _, school := range []string{"A", "B", "C"} {
 		n := notice(school, 300)
-		n.Recipients[5].Token = "unregistered-" + school
+		n.Recipients[5].Token, n.Recipients[5].Ref = "unregistered-"+school, "member-17"
+		n.Fallback = &api.Fallback{SMS: "please call"}
 		a, err := one.client.Send(t.Context(), n, "")
 		require.NoError(t, err)
 		eventually(t, "it ends", func() bool {
@@ -121,6 +125,14 @@ func TestTrials(t *testing.T) {
 	require.NotContains(t, arrived["B"], simulator.AnswerAccepted)
 	require.Empty(t, arrived["C"])
 	require.EqualValues(t, 2, srv.receiver.Counts().Accepted, "all that a device can have shown")
+
+	// Nobody was to be reached, so nobody is told otherwise.
+	conn, err := pgx.Connect(t.Context(), srv.database)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close(context.Background())) }()
+	var fallbacks int
+	require.NoError(t, conn.QueryRow(t.Context(), `SELECT count(*) FROM push_fallbacks`).Scan(&fallbacks))
+	require.Zero(t, fallbacks)
 
 	cluster, err := one.client.Cluster(t.Context())
 	require.NoError(t, err)

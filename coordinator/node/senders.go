@@ -105,7 +105,7 @@ func lanes(s settings.Settings, only allowed, log *slog.Logger, reg prometheus.R
 		if err != nil {
 			return nil, nil, errors.Join(fmt.Errorf("sender %s: %w", name, err), stop())
 		}
-		all = append(all, coordinator.Lane{Name: name, Sender: guard, Room: room, Local: cfg.Kind == settings.KindLog, Only: only.of(name)})
+		all = append(all, coordinator.Lane{Name: name, Sender: guard, Room: room, Local: cfg.Kind == settings.KindLog, Only: only.of(name), Dry: cfg.DryRun})
 	}
 	return all, stop, nil
 }
