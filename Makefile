@@ -19,7 +19,7 @@ SEEDS ?= 1 2 3 4 5
 FOR ?= 3m
 MUTATIONS ?= no-provisional-rest no-ledger-floors lease-end-after-call settle-twice claim-unfenced
 
-.PHONY: build test acceptance chaos mutations model test-deps vet lint fmt clean
+.PHONY: build test acceptance mix chaos mutations model test-deps vet lint fmt clean
 
 ## build: the program, in ./bin
 build:
@@ -32,6 +32,11 @@ test: test-deps vet
 ## acceptance: the FCM scenario at full size, about a minute
 acceptance: test-deps
 	go test -count=1 -v -run TestFCMWithAKilledOwner ./cmd/chaos/arena -args -full
+
+## mix: 100,000 recipients while FCM answers with all that it documents and loses
+## some answers, judged answer by answer, about two minutes
+mix: test-deps
+	go test -count=1 -v -timeout 15m -run TestTheMix ./cmd/chaos/arena -args -full
 
 ## chaos: what Redis may do, on a Cluster, behind Sentinel and alone, and a process
 ## killed at every point of a turn, about five minutes; then all faults, one run a seed, about four minutes each

@@ -34,10 +34,11 @@ type Arrival struct {
 	CollapseID  string `json:"collapse_id,omitempty"`  // apns-collapse-id
 	CollapseKey string `json:"collapse_key,omitempty"` // Android's, which ought not to be there
 
-	Answer string `json:"answer,omitempty"` // empty in the first line
-	Ended  int64  `json:"ended_ns,omitempty"`
-	Lost   bool   `json:"lost,omitempty"`   // accepted, but its sender cannot have learnt it
-	Repeat bool   `json:"repeat,omitempty"` // taken for one accepted before, and dropped
+	Answer     string `json:"answer,omitempty"`              // empty in the first line
+	RetryAfter int    `json:"retry_after_seconds,omitempty"` // that the answer asked for
+	Ended      int64  `json:"ended_ns,omitempty"`
+	Lost       bool   `json:"lost,omitempty"`   // accepted, but its sender cannot have learnt it
+	Repeat     bool   `json:"repeat,omitempty"` // taken for one accepted before, and dropped
 }
 
 // AnswerAccepted is the Answer of an accepted message.

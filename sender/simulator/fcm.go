@@ -93,7 +93,7 @@ func (e *Engine) fcm(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	o, wait := e.ofFCM(req, a, behave)
-	arrivals[0].Answer = answerOf(o)
+	arrivals[0].Answer, arrivals[0].RetryAfter = answerOf(o), asksToWait(o, wait)
 	if req.ValidateOnly && arrivals[0].Answer == AnswerAccepted {
 		arrivals[0].Answer = answerValidated
 	}
@@ -216,6 +216,18 @@ func answerOf(o *outcome) string {
 	return AnswerAccepted
 }
 
+// asksToWait is the Retry-After that the answer of an outcome has; 0: none.
+func asksToWait(o *outcome, wait int) int {
+	if o == nil {
+		return 0
+	}
+	switch status := fcmErrors[o.code].status; {
+	case o.effect == refuseWait, o.effect == refuse && (status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable):
+		return wait
+	}
+	return 0
+}
+
 // losesFCMAnswer says of which outcomes a sender cannot learn that its message
 // was accepted.
 func losesFCMAnswer(o *outcome) bool {
@@ -254,7 +266,7 @@ func answerFCM(w http.ResponseWriter, r *http.Request, o *outcome, wait int, a A
 	switch o.effect {
 	case refuse:
 		known := fcmErrors[o.code]
-		if wait > 0 && (known.status == http.StatusTooManyRequests || known.status == http.StatusServiceUnavailable) {
+		if wait := asksToWait(o, wait); wait > 0 {
 			w.Header().Set("Retry-After", strconv.Itoa(wait))
 		}
 		refuseFCM(w, known.status, known.word, known.message, fcmDetail(o.code))

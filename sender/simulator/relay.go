@@ -71,7 +71,7 @@ func (e *Engine) relay(w http.ResponseWriter, r *http.Request) {
 	}
 
 	whole, wait := e.ofRequest(r, req, behave)
-	each := e.ofMessages(req, arrivals, whole, behave)
+	each := e.ofMessages(req, arrivals, whole, wait, behave)
 	e.memory.decide(arrivals, behave.Dedupe)
 	e.pause(r, behave.Latency.at(e.draw("latency", req.Batch)), whole)
 
@@ -164,14 +164,14 @@ func (e *Engine) ofRequest(r *http.Request, req relayRequest, behave *compiled) 
 
 // ofMessages finds what befalls each message and writes its answer into its
 // arrival.
-func (e *Engine) ofMessages(req relayRequest, arrivals []Arrival, whole *outcome, behave *compiled) []*outcome {
+func (e *Engine) ofMessages(req relayRequest, arrivals []Arrival, whole *outcome, wait int, behave *compiled) []*outcome {
 	each := make([]*outcome, len(arrivals))
 	for i := range arrivals {
 		a := &arrivals[i]
 		if whole != nil {
 			switch whole.effect {
 			case refuseAll, refuseWait:
-				a.Answer = strconv.Itoa(whole.status)
+				a.Answer, a.RetryAfter = strconv.Itoa(whole.status), asksToWait(whole, wait)
 				continue
 			case reset, hang, garbage:
 				a.Answer = strings.ToLower(whole.code)
@@ -187,7 +187,7 @@ func (e *Engine) ofMessages(req relayRequest, arrivals []Arrival, whole *outcome
 		each[i] = o
 		a.Answer = AnswerAccepted
 		if o != nil && o.effect == refuse {
-			a.Answer = o.code
+			a.Answer, a.RetryAfter = o.code, asksToWait(o, behave.RetryAfter)
 		}
 	}
 	return each
@@ -252,9 +252,7 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, arrivals []Arriv
 			switch each[i].effect {
 			case refuse:
 				one.Status, one.Code = "error", each[i].code
-				if one.Code == "QUOTA_EXCEEDED" || one.Code == "UNAVAILABLE" {
-					one.RetryAfter = behave.RetryAfter
-				}
+				one.RetryAfter = arrivals[i].RetryAfter
 			case leaveOut:
 				continue
 			case nameTwice:
