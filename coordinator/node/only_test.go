@@ -94,6 +94,7 @@ func TestTrials(t *testing.T) {
 	for _, school := range []string{"A", "B", "C"} {
 		n := notice(school, 300)
 		n.Recipients[5].Token, n.Recipients[5].Ref = "unregistered-"+school, "member-17"
+		n.Recipients[6].Token, n.Recipients[7].Token = "invalid-"+school, "payload-"+school
 		n.Fallback = &api.Fallback{SMS: "please call"}
 		a, err := one.client.Send(t.Context(), n, "")
 		require.NoError(t, err)
@@ -106,7 +107,15 @@ func TestTrials(t *testing.T) {
 	}
 	require.Equal(t, 2, counts["A"].Success)
 	require.Equal(t, 298, counts["A"].Skipped.NotAllowed)
-	require.Equal(t, 299, counts["B"].Success)
+	require.Equal(t, 297, counts["B"].Success)
+	require.Equal(t, 2, counts["B"].PermanentFail)
+	failed, err := one.client.Recipients(t.Context(), counts["B"].ID, api.RecipientQuery{State: "PERMANENT_FAIL"})
+	require.NoError(t, err)
+	seen := map[int][2]string{}
+	for _, r := range failed.Items {
+		seen[r.Seq] = [2]string{r.Reason, r.ErrorCode}
+	}
+	require.Equal(t, map[int][2]string{7: {"REJECTED", "INVALID_ARGUMENT"}, 8: {"REJECTED", "INVALID_PAYLOAD"}}, seen, "a device and a message that FCM refuses are told apart")
 	require.Equal(t, 1, counts["B"].Fail, "validation finds that a device is gone")
 	require.Equal(t, 300, counts["C"].Skipped.NotAllowed)
 	for school, attempted := range map[string]int{"A": 2, "B": 300, "C": 0} {

@@ -90,6 +90,7 @@ func TestFCMKeepsTheContract(t *testing.T) {
 						"quota-":        {Class: sender.Throttled, Code: "QUOTA_EXCEEDED"},
 						"mismatch-":     {Class: sender.Mismatch, Code: "SENDER_ID_MISMATCH"},
 						"invalid-":      {Class: sender.Rejected, Code: "INVALID_ARGUMENT"},
+						"payload-":      {Class: sender.Rejected, Code: "INVALID_PAYLOAD"},
 						"thirdparty-":   {Class: sender.Mismatch, Code: "THIRD_PARTY_AUTH_ERROR"},
 						"strange-":      {Class: sender.Rejected, Code: "STRANGE_ERROR"},
 						"missing-":      {Class: sender.Unknown, Code: "BAD_ANSWER"},

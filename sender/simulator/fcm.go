@@ -253,9 +253,14 @@ var fcmErrors = map[string]struct {
 	"QUOTA_EXCEEDED":         {http.StatusTooManyRequests, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'Messages sent'."},
 	"SENDER_ID_MISMATCH":     {http.StatusForbidden, "PERMISSION_DENIED", "SenderId mismatch"},
 	"INVALID_ARGUMENT":       {http.StatusBadRequest, "INVALID_ARGUMENT", "The registration token is not a valid FCM registration token"},
+	codePayload:              {http.StatusBadRequest, "INVALID_ARGUMENT", "Invalid value at 'message.data'"},
 	"THIRD_PARTY_AUTH_ERROR": {http.StatusUnauthorized, "UNAUTHENTICATED", "Auth error from APNS or Web Push Service"},
 	"STRANGE_ERROR":          {http.StatusBadRequest, "FAILED_PRECONDITION", "Something that is documented nowhere."},
 }
+
+// codePayload is not FCM's word: it has one code for a bad token and a bad
+// message, and names the field.
+const codePayload = "INVALID_PAYLOAD"
 
 // answerFCM writes what was decided.
 func answerFCM(w http.ResponseWriter, r *http.Request, o *outcome, wait int, a Arrival) {
@@ -268,6 +273,10 @@ func answerFCM(w http.ResponseWriter, r *http.Request, o *outcome, wait int, a A
 		known := fcmErrors[o.code]
 		if wait := asksToWait(o, wait); wait > 0 {
 			w.Header().Set("Retry-After", strconv.Itoa(wait))
+		}
+		if o.code == codePayload {
+			refuseFCM(w, known.status, known.word, known.message, fcmDetail("INVALID_ARGUMENT"), badField("message.data[0].value"))
+			return
 		}
 		refuseFCM(w, known.status, known.word, known.message, fcmDetail(o.code))
 	case refuseWait, refuseAll:

@@ -47,6 +47,7 @@ var outcomes = []outcome{
 	{code: "QUOTA_EXCEEDED", prefix: "quota", effect: refuse},
 	{code: "SENDER_ID_MISMATCH", prefix: "mismatch", effect: refuse},
 	{code: "INVALID_ARGUMENT", prefix: "invalid", effect: refuse},
+	{code: "INVALID_PAYLOAD", prefix: "payload", effect: refuse}, // FCM: INVALID_ARGUMENT that names a field which is not the token
 	{code: "THIRD_PARTY_AUTH_ERROR", prefix: "thirdparty", effect: refuse},
 	{code: "STRANGE_ERROR", prefix: "strange", effect: refuse}, // a code that nobody knows
 	{code: "MISSING", prefix: "missing", effect: leaveOut},
