@@ -386,6 +386,8 @@ func TestEachFailureOfTheWay(t *testing.T) {
 		for _, p := range allProtocols {
 			t.Run(what+"/"+string(p), func(t *testing.T) {
 				t.Parallel()
+				ctx, end := context.WithCancelCause(t.Context())
+				defer end(nil)
 				first := true
 				b := receiveBare(t, p, nil, nil, func(x exchange) {
 					if first {
@@ -393,16 +395,17 @@ func TestEachFailureOfTheWay(t *testing.T) {
 						answerAll(x, 200, nil, name)
 						return
 					}
+					if c.brief { // counted from the request, however long a busy machine takes to make it
+						time.AfterFunc(time.Second, func() { end(context.DeadlineExceeded) })
+					}
 					c.do(x)
 				})
-				if c.brief {
-					b.cfg.CallTimeout = brief
-				}
+				b.cfg.CallTimeout = time.Minute
 				f := open(t, b.cfg, nil)
 				warm(t, f)
 				batch := batchOf("12.1")
 				batch.ID = "batch-2"
-				got := f.Send(t.Context(), batch)[0]
+				got := f.Send(ctx, batch)[0]
 				got.ID, got.Detail = "", ""
 				require.Equal(t, c.want, got)
 				require.Equal(t, 1, b.of("batch-2"), "exactly one request")
@@ -471,7 +474,7 @@ func TestNothingLeavesBeforeThereIsAWay(t *testing.T) {
 			if first.Class != sender.Accepted { // its connection is left, and the next one begins anew
 				continue
 			}
-			require.Equal(t, sender.Result{ID: "12.1", Class: sender.Unknown, Code: sender.CodeCallTimeout}, got)
+			require.True(t, got.Class == sender.Unknown && got.Code == sender.CodeCallTimeout || got.Class == sender.NotSent, "%+v", got)
 			require.Zero(t, b.of("batch-2"))
 		}
 	})
