@@ -116,6 +116,7 @@ func TestWrongUsage(t *testing.T) {
 		{"--mutate nothing", `--mutate is "nothing": one of no-provisional-rest`},
 		{"--scenario comedy", `--scenario is "comedy": one of pause, takeover`},
 		{"--unavailable 2", "--unavailable is 2"},
+		{"--delivery once", "--delivery is \"once\": at_least_once or at_most_once"},
 		{"--strange", "unknown flag"},
 		{"argument", "unknown command"},
 	} {

@@ -53,6 +53,7 @@ func command() *cobra.Command {
 	f.DurationVar(&o.rest, "rest", 5*time.Second, "a school's rest after a full cycle")
 	f.DurationVar(&o.length, "for", 2*time.Minute, "how long notices come in and things break; the work then ends in peace")
 	f.Float64Var(&o.unavailable, "unavailable", 0.02, "share of messages that the receiver refuses for now, which are sent again")
+	f.StringVar(&o.delivery, "delivery", atLeastOnce, "at_least_once, or at_most_once: then no message may be taken twice, whatever breaks")
 	f.StringVar(&o.faults, "faults", "all", "`kinds` of faults, separated by commas, each in all its ways or in one (redis-flush/all); or all, or none")
 	f.StringVar(&o.redis, "redis", "", "single, sentinel or cluster; default: sentinel where redis-failover is among the faults, else single")
 	f.Int64Var(&o.seed, "seed", 1, "of the faults and the notices; the same seed breaks the same things at the same moments")

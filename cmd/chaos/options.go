@@ -20,6 +20,9 @@ import (
 const (
 	outputText = "text"
 	outputJSON = "json"
+
+	atLeastOnce = "at_least_once"
+	atMostOnce  = "at_most_once"
 )
 
 type options struct {
@@ -28,6 +31,7 @@ type options struct {
 	faults, redis                        string
 	seed                                 int64
 	unavailable                          float64
+	delivery                             string
 	scenario, mutate, output, log        string
 	list                                 bool
 }
@@ -144,6 +148,9 @@ func (o options) config() (cfg storm.Config, err error) {
 	if o.output != outputText && o.output != outputJSON {
 		return cfg, usagef("--output is %q: text or json", o.output)
 	}
+	if o.delivery != atLeastOnce && o.delivery != atMostOnce {
+		return cfg, usagef("--delivery is %q: %s or %s", o.delivery, atLeastOnce, atMostOnce)
+	}
 	kinds, err := plan.Parse(o.faults)
 	if err != nil {
 		return cfg, usageError{fmt.Errorf("--faults: %w", err)}
@@ -172,7 +179,7 @@ func (o options) config() (cfg storm.Config, err error) {
 	return storm.Config{
 		Redis: topology, Replicas: o.replicas, Schools: o.schools, Recipients: o.recipients,
 		Limit: o.limit, Rest: o.rest, For: o.length, Kinds: kinds, Seed: o.seed,
-		Mutation: o.mutate, Unavailable: o.unavailable, Clocks: plan.Has(kinds, plan.Clock),
+		Mutation: o.mutate, Unavailable: o.unavailable, AtMostOnce: o.delivery == atMostOnce, Clocks: plan.Has(kinds, plan.Clock),
 	}, nil
 }
 

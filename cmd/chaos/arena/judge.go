@@ -103,13 +103,60 @@ func (a *Arena) judge(ctx context.Context, arrivals []simulator.Arrival) (verdic
 	if err != nil {
 		return v, err
 	}
+	lines, err := a.atMostOnce(ctx, arrivals)
+	if err != nil {
+		return v, err
+	}
 	if stranded > 0 {
+		lines = append(lines, fmt.Sprintf("stranded: %d recipients behind their notice's frontier are in no open batch and no time brings them back", stranded))
+	}
+	for _, line := range lines {
 		v.OK = false
-		line := fmt.Sprintf("stranded: %d recipients behind their notice's frontier are in no open batch and no time brings them back", stranded)
 		v.Violations = append(v.Violations, line)
 		v.Details = append(v.Details, verdict.Violation{Text: line})
 	}
 	return v, nil
+}
+
+// atMostOnce says what was not kept of the notices that are to be sent at most
+// once: a message that the receiver took twice, whatever was done to the run, and a
+// recipient whose owner died with it and that is not told to be unknown.
+func (a *Arena) atMostOnce(ctx context.Context, arrivals []simulator.Arrival) (lines []string, err error) {
+	rows, err := a.DB.Query(ctx, `SELECT id::text FROM push_clusters WHERE delivery = 'at_most_once'`)
+	if err != nil {
+		return nil, fmt.Errorf("read notices: %w", err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(ids) == 0 {
+		return nil, err
+	}
+	once := map[string]bool{}
+	for _, id := range ids {
+		once[id] = true
+	}
+	taken := map[string]int{}
+	for _, x := range arrivals {
+		if !once[x.Notice] || x.Answer != simulator.AnswerAccepted {
+			continue
+		}
+		if taken[x.Key()]++; taken[x.Key()] == 2 {
+			lines = append(lines, fmt.Sprintf("at most once: message %s was taken twice", x.Message))
+		}
+	}
+	var untold int
+	err = a.DB.QueryRow(ctx, `SELECT count(*) FROM push_cluster_tokens t JOIN push_clusters c ON c.id = t.cluster_id
+		WHERE c.delivery = 'at_most_once' AND t.orphan_count > 0
+			AND (t.job_status <> 'PERMANENT_FAIL' OR t.reason <> 'OUTCOME_UNKNOWN')`).Scan(&untold)
+	if untold > 0 {
+		lines = append(lines, fmt.Sprintf("at most once: %d recipients whose owner died are not told to be unknown", untold))
+	}
+	return lines, err
+}
+
+// Unknown are the recipients of which it is said that they may have arrived.
+func (a *Arena) Unknown(ctx context.Context) (n int, err error) {
+	err = a.DB.QueryRow(ctx, `SELECT count(*) FROM push_cluster_tokens WHERE job_status = 'PERMANENT_FAIL' AND reason = 'OUTCOME_UNKNOWN'`).Scan(&n)
+	return n, err
 }
 
 // tellUnanswered tells of the notices that are stored although nobody was told so:

@@ -27,6 +27,13 @@ func (a *Arena) Post(ctx context.Context, school string, n int) (Posted, error) 
 	return a.PostNotice(ctx, notice(school), Devices(school, n), n)
 }
 
+// PostOnce is Post of a notice that is to be sent at most once.
+func (a *Arena) PostOnce(ctx context.Context, school string, n int) (Posted, error) {
+	req := notice(school)
+	req.Delivery = "at_most_once"
+	return a.PostNotice(ctx, req, Devices(school, n), n)
+}
+
 func notice(school string) api.NoticeRequest {
 	return api.NoticeRequest{School: school, Title: "Homework is due", Body: "Please sign the form."}
 }

@@ -70,7 +70,11 @@ func (r *run) post(ctx context.Context) error {
 		}
 		wg.Go(func() {
 			defer func() { <-room }()
-			if _, err := r.arena.Post(ctx, h.school, h.n); err != nil {
+			post := r.arena.Post
+			if r.AtMostOnce {
+				post = r.arena.PostOnce
+			}
+			if _, err := post(ctx, h.school, h.n); err != nil {
 				mu.Lock()
 				errs = append(errs, err)
 				mu.Unlock()

@@ -42,6 +42,8 @@ type Config struct {
 	// that they have to be sent again.
 	Unavailable float64
 
+	AtMostOnce bool // the notices ask for at most once, else at least once
+
 	Log io.Writer   // of the replicas; nil: thrown away
 	Say func(Event) // told of what happens, by one goroutine at a time; nil: nobody
 }
@@ -214,6 +216,9 @@ func (r *run) until(ctx context.Context, at time.Duration) {
 func (r *run) judge(ctx context.Context) (v verdict.Verdict, err error) {
 	r.say("judging")
 	r.arena.DB.Reset()
+	if n, err := r.arena.Unknown(ctx); err == nil && r.AtMostOnce {
+		r.say("%d recipients may have arrived and are not sent again (OUTCOME_UNKNOWN)", n)
+	}
 	for range 3 {
 		if v, err = r.arena.Verdict(ctx); err == nil {
 			return v, nil
