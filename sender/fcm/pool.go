@@ -70,20 +70,22 @@ type link struct {
 	silent bool
 }
 
-// settles reports whether the receiver has said how many streams it takes: it
-// answered, or its word differs from what is assumed without it.
-func (l *link) settles() bool {
-	return l.settled || l.conn.Available()+l.conn.InFlight() != assumedStreams
+// streams tells how many requests the connection takes at once, and whether the
+// receiver has said so itself: it answered, or its word differs from what is
+// assumed without it.
+func (l *link) streams() (most int, said bool) {
+	before := l.conn.InFlight()
+	most = l.conn.Available() + before
+	return most, l.settled || most != assumedStreams && l.conn.InFlight() == before
 }
 
 type waiter struct{ got chan grant } // capacity 1
 
 // grant is room for one request on a connection, or why there is none.
 type grant struct {
-	link     *link
-	reserved bool  // with net/http, too
-	before   int64 // answers that the connection had given
-	err      error
+	link   *link
+	before int64 // answers that the connection had given
+	err    error
 }
 
 func newPool(dial func(context.Context) (*http.ClientConn, error), m *metrics) *pool {
@@ -159,9 +161,6 @@ func (p *pool) take(ctx context.Context) grant {
 		return grant{err: context.Cause(ctx)}
 	}
 	if g := <-w.got; g.link != nil { // served at the same moment
-		if g.reserved {
-			g.link.conn.Release()
-		}
 		g.link.inUse--
 		defer p.wake()
 	}
@@ -170,29 +169,23 @@ func (p *pool) take(ctx context.Context) grant {
 
 // room finds a connection that takes one more request. The caller holds mu.
 //
-// A reservation is made only where net/http knows how many the receiver takes.
-// Where it assumes more than that, those who reserved would wait for each other
-// for good: the one whose turn it is for the others' places, they for the turn.
-// Without a reservation they go one after another as the receiver lets them.
+// The room is counted here and not reserved with net/http. There, the request
+// whose turn it is waits until streams and reservations leave a place, and whoever
+// has a reservation waits for the turn: where the receiver takes fewer streams
+// than was assumed, or a request came without a reservation, they wait for each
+// other for good.
 func (p *pool) room() (grant, bool) {
 	for _, l := range p.links {
-		if l.silent {
+		if l.silent || l.conn.Err() != nil || l.conn.Available() == 0 {
 			continue
 		}
-		reserved := true
-		switch {
-		case !l.used || l.settles():
-			if l.conn.Reserve() != nil {
-				continue
-			}
-		case time.Since(l.born) < settleTime, l.inUse >= assumedStreams, l.conn.Err() != nil:
+		most, said := l.streams()
+		if l.inUse >= most || !said && l.used && time.Since(l.born) < settleTime {
 			continue
-		default:
-			reserved = false
 		}
 		l.used = true
 		l.inUse++
-		return grant{link: l, reserved: reserved, before: l.answers}, true
+		return grant{link: l, before: l.answers}, true
 	}
 	return grant{}, false
 }
@@ -224,6 +217,9 @@ func (p *pool) leave(l *link) {
 	p.mu.Unlock()
 	if given {
 		_ = l.conn.Close() // nobody is on it
+	}
+	if p.waiters.Load() > 0 {
+		p.wake()
 	}
 }
 
@@ -275,7 +271,10 @@ func (p *pool) serve(ctx context.Context) (waiting bool) {
 		return false
 	}
 	now := time.Now()
-	settling := slices.ContainsFunc(p.links, func(l *link) bool { return !l.settles() && now.Sub(l.born) < settleTime })
+	settling := slices.ContainsFunc(p.links, func(l *link) bool {
+		_, said := l.streams()
+		return !said && now.Sub(l.born) < settleTime
+	})
 	if !p.dialing && !settling && !now.Before(p.until) {
 		p.dialing = true
 		p.running.Go(func() { p.connect(ctx) })

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -270,7 +271,7 @@ func TestStreamsSaidLate(t *testing.T) {
 	s.write(func(fr *http2.Framer) error {
 		return fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1})
 	})
-	require.Eventually(t, func() bool { return grants[0].link.settles() }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return conn.Available()+conn.InFlight() == 1 }, 10*time.Second, time.Millisecond)
 	s.accept()
 	for _, g := range grants[1:] {
 		running.Go(func() { do(g) })
@@ -285,6 +286,58 @@ func TestStreamsSaidLate(t *testing.T) {
 		t.Fatal("requests wait for each other")
 	}
 	require.EqualValues(t, 4, requests.Load())
+}
+
+// Requests that got room on what is assumed, and others that follow once the
+// receiver has said as much, are none in the others' way.
+func TestRoomBeforeAndAfterTheWord(t *testing.T) {
+	t.Parallel()
+	for range 4 {
+		first := make(chan stream, 1)
+		cfg, _ := frames(t, []http2.Setting{{ID: http2.SettingMaxConcurrentStreams, Val: assumedStreams}}, func(s stream) {
+			if s.id == 1 && s.n == 1 {
+				first <- s
+				return
+			}
+			s.write(func(fr *http2.Framer) error { return fr.WriteWindowUpdate(0, 2000) })
+			time.AfterFunc(time.Millisecond, s.accept)
+		})
+		f := open(t, cfg, nil)
+		p := f.wire.(*pool)
+		var running sync.WaitGroup
+		do := func(g grant) {
+			running.Go(func() {
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, cfg.Endpoint, http.NoBody)
+				assert.NoError(t, err)
+				resp, err := g.link.conn.RoundTrip(req)
+				p.ended(g.link, err == nil, false, g.before)
+				if assert.NoError(t, err) {
+					assert.NoError(t, resp.Body.Close())
+				}
+				p.leave(g.link)
+			})
+		}
+		do(p.take(t.Context()))
+		s := <-first
+		early := []grant{}
+		for range assumedStreams - 10 { // once settleTime has passed
+			early = append(early, p.take(t.Context()))
+		}
+		s.accept()
+		running.Go(func() {
+			var ids []string
+			for i := range 1000 {
+				ids = append(ids, "12."+strconv.Itoa(i))
+			}
+			b := batchOf(ids...)
+			assert.Equal(t, sender.Fill(b.Messages, sender.Result{Class: sender.Accepted}), f.Send(t.Context(), b))
+		})
+		for _, g := range early {
+			do(g)
+		}
+		running.Wait()
+		f.Close()
+	}
 }
 
 // A connection that is dead without a word, as a forgetful firewall leaves it,
