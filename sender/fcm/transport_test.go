@@ -292,7 +292,7 @@ func TestStreamsSaidLate(t *testing.T) {
 // receiver has said as much, are none in the others' way.
 func TestRoomBeforeAndAfterTheWord(t *testing.T) {
 	t.Parallel()
-	for range 4 {
+	for range 12 {
 		first := make(chan stream, 1)
 		cfg, _ := frames(t, []http2.Setting{{ID: http2.SettingMaxConcurrentStreams, Val: assumedStreams}}, func(s stream) {
 			if s.id == 1 && s.n == 1 {
