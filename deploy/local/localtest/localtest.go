@@ -113,10 +113,18 @@ func RedisWith(tb testing.TB, cfg local.RedisConfig) *local.Redis {
 // kill it: use OwnPostgres for that.
 func Postgres(tb testing.TB) *local.Postgres {
 	tb.Helper()
+	p, err := sharedPostgres()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return p
+}
+
+func sharedPostgres() (*local.Postgres, error) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	if shared.closed {
-		tb.Fatal("the shared servers have been closed already")
+		return nil, errors.New("the shared servers have been closed already")
 	}
 	if shared.postgres == nil && shared.err == nil {
 		// Not the test's context: the server outlives the test.
@@ -124,10 +132,18 @@ func Postgres(tb testing.TB) *local.Postgres {
 		defer cancel()
 		shared.postgres, shared.err = local.StartPostgres(ctx, local.PostgresConfig{Fast: true})
 	}
-	if shared.err != nil {
-		tb.Fatal(shared.err)
+	return shared.postgres, shared.err
+}
+
+// ExampleDatabase is Database for the Example functions of a test binary, which
+// have no testing.TB: they share what they make once under this name, and it ends
+// with the server.
+func ExampleDatabase(ctx context.Context, name string) (url string, err error) {
+	server, err := sharedPostgres()
+	if err != nil {
+		return "", err
 	}
-	return shared.postgres
+	return server.CreateDatabase(ctx, name)
 }
 
 // OwnPostgres starts a server for this test alone, which ends with it.
