@@ -19,7 +19,7 @@ SEEDS ?= 1 2 3 4 5
 FOR ?= 3m
 MUTATIONS ?= no-provisional-rest no-ledger-floors lease-end-after-call settle-twice claim-unfenced
 
-.PHONY: build test acceptance mix chaos mutations model test-deps vet lint fmt clean
+.PHONY: build test acceptance mix retention chaos mutations model test-deps vet lint fmt clean
 
 ## build: the program, in ./bin
 build:
@@ -37,6 +37,12 @@ acceptance: test-deps
 ## some answers, judged answer by answer, about two minutes
 mix: test-deps
 	go test -count=1 -v -timeout 15m -run TestTheMix ./cmd/chaos/arena -args -full
+
+## retention: what sending feels while 5,000,000 old recipients are removed, for four
+## minutes at most, in one run, eight to ten minutes and some GB of disk
+RETAINED ?= 5000000
+retention: test-deps
+	go test -count=1 -v -timeout 25m -run '^$$' -bench BenchmarkRetention -benchtime 1x ./cmd/chaos/arena -args -retained $(RETAINED)
 
 ## chaos: what Redis may do, on a Cluster, behind Sentinel and alone, and a process
 ## killed at every point of a turn, about five minutes; then all faults, one run a seed, about four minutes each

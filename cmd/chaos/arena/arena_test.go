@@ -136,7 +136,7 @@ func sound(ctx context.Context, t *testing.T, a *Arena) verdict.Verdict {
 }
 
 // until polls a condition that another process makes true.
-func until(ctx context.Context, t *testing.T, what string, cond func() (bool, error)) {
+func until(ctx context.Context, t testing.TB, what string, cond func() (bool, error)) {
 	t.Helper()
 	for {
 		ok, err := cond()
