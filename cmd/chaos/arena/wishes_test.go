@@ -18,9 +18,9 @@ import (
 // big one is then cancelled, and everything has a known outcome.
 func TestAnUrgentNoticeGoesAhead(t *testing.T) {
 	t.Parallel()
-	a := open(t, Config{Replicas: 2, Limit: 2000, Rest: 3 * time.Second, Settings: short(),
+	a := open(t, Config{Replicas: 2, Limit: 500, Rest: 5 * time.Second, Settings: short(),
 		Behaviour: simulator.Behaviour{Latency: simulator.Latency{Base: 300 * time.Millisecond}}})
-	big, err := a.Post(t.Context(), "A", 10_000)
+	big, err := a.Post(t.Context(), "A", 100_000)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return a.Receiver.Counts().Distinct >= 200 }, time.Minute, 5*time.Millisecond)
 	n := notice("A")
