@@ -140,7 +140,7 @@ func TestStoppedWithoutPostgres(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	settings := short()
-	const stop = 9 * time.Second
+	const stop = 10 * time.Second // the least is B + 7 s
 	settings["SCHOOLBELL_STOP_TIMEOUT"] = stop.String()
 	a := open(t, Config{Replicas: 1, Limit: 1000, Rest: time.Second, Settings: settings, Ways: true,
 		Behaviour: simulator.Behaviour{Latency: simulator.Latency{Base: 600 * time.Millisecond}}})
